@@ -1,0 +1,44 @@
+// Runs CUDA kernels on the CPU, from the same source, compiled by an ordinary C++ compiler. It is slow; it is
+// there for machines without a GPU, and because mistakes that a GPU hides are errors here. It knows only what
+// the stages use: blocks, threads, shared memory and __syncthreads().
+//
+// The threads of a block are fibers on one OS thread: each runs until its next __syncthreads(). Blocks are
+// spread over the OS threads of a Stream. There are no warps, so what needs lockstep (shuffles, mma) does not
+// work.
+#pragma once
+#include "stream.h"
+
+struct uint3 {
+  unsigned x, y, z;
+};
+struct dim3 : uint3 {
+  dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : uint3{x, y, z} {}
+};
+enum cudaError_t { cudaSuccess = 0 };
+
+namespace simt {
+
+// Runs thread(context) for every thread of every block. Throws std::runtime_error where threads of a block
+// skip a barrier that others wait at (naming it), where a kernel overruns its stack, and when interrupted.
+void launch(dim3 grid, dim3 block, Stream& stream, void (*thread)(const void*), const void* context);
+
+template <typename F>
+void launch(dim3 grid, dim3 block, Stream& stream, const F& thread) {
+  launch(grid, block, stream, [](const void* f) { (*static_cast<const F*>(f))(); }, &thread);
+}
+
+}  // namespace simt
+
+using cudaStream_t = simt::Stream*;
+
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __global__ static
+// One variable for each OS thread, that is for each block being run.
+#define __shared__ static thread_local
+
+extern thread_local uint3 threadIdx, blockIdx;
+extern thread_local dim3 blockDim, gridDim;
+
+void __syncthreads(const char* file = __builtin_FILE(), int line = __builtin_LINE());

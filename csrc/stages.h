@@ -1,0 +1,5 @@
+// The ladder: the one list of its stages. The op layer, the CPU executor, the Python package, the tests and
+// the benchmarks all take it from here.
+#pragma once
+
+#define SGEMM_STAGES(X) X(stage0) X(stage1) X(stage1b) X(stage2) X(stage2b) X(stage3) X(stage3b)
