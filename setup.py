@@ -1,8 +1,9 @@
 """Builds torch_sgemm/_C.abi3.so: the stages for CUDA and for the CPU, and the op layer.
 
 Environment:
-  TORCH_SGEMM_CUDA       1: a build without CUDA is an error. 0: leave CUDA out. Unset: CUDA if nvcc is there.
-  TORCH_CUDA_ARCH_LIST   as for any torch extension. Unset: the GPUs of this machine; where there are none,
+  TORCH_SGEMM_CUDA       1: a build without CUDA is an error. 0: leave CUDA out. Unset: CUDA if nvcc
+      is there. TORCH_CUDA_ARCH_LIST   as for any torch extension. Unset: the GPUs of this machine;
+      where there are none,
                          9.0a for a build in place and every supported architecture for a wheel.
 """
 
@@ -30,15 +31,18 @@ def find_cuda():
         return None, f"it was built with torch {torch.__version__}, which has no CUDA"
     nvcc = Path(CUDA_HOME or "/nonexistent") / "bin" / "nvcc"
     if not nvcc.exists():
-        return None, "nvcc was not found when it was built; install the CUDA toolkit or set CUDA_HOME"
+        return (
+            None,
+            "nvcc was not found when it was built; install the CUDA toolkit or set CUDA_HOME",
+        )
     if not (nvcc.parent.parent / "include" / "cublas_v2.h").exists():
-        return None, f"{nvcc.parent.parent} had no cublas_v2.h when it was built; install cuBLAS's headers"
+        return None, "cublas_v2.h was not beside nvcc when it was built; install cuBLAS's headers"
     text = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
     version = re.search(r"release (\d+\.\d+)", text)[1]
     if version.split(".")[0] != torch.version.cuda.split(".")[0]:
         return None, (
-            f"nvcc was CUDA {version} and torch {torch.__version__} CUDA {torch.version.cuda} when it was "
-            "built; install a toolkit of torch's CUDA major version, or a torch for this one"
+            f"nvcc was CUDA {version} and torch {torch.__version__} CUDA {torch.version.cuda} when "
+            "it was built; install a toolkit of torch's CUDA major version, or a torch for this one"
         )
     return version, ""
 
@@ -101,10 +105,20 @@ class Build(BuildExtension):
             "COMMIT": git("rev-parse", "HEAD"),
             "DIRTY": None if status is None else status != "",
         }
-        lines = ['"""Written by setup.py: what the library beside this file was built from and with."""', ""]
+        lines = [
+            '"""Written by setup.py: what the library beside this file was built from and with."""',
+            "",
+        ]
         lines += [f"{name} = {value!r}" for name, value in info.items()]
         path = Path(self.get_ext_fullpath(self.extensions[0].name)).with_name("_build_info.py")
         write_if_changed(path, "\n".join(lines) + "\n")
+
+
+def configuration():
+    """A file that changes where the library has to be linked again although no source changed."""
+    path = ROOT / "build" / "configuration.txt"
+    write_if_changed(path, f"{CUDA=} {NO_CUDA=} {ARCHS=} {torch.__version__=} {sys.version=}\n")
+    return path
 
 
 def extension():
@@ -119,7 +133,11 @@ def extension():
     return (CUDAExtension if CUDA else CppExtension)(
         "torch_sgemm._C",
         sorted(os.path.relpath(path, ROOT) for path in sources),
-        depends=sorted(str(path) for path in ROOT.glob("csrc/**/*") if path.is_file()),
+        depends=[
+            str(path)
+            for path in [configuration(), ROOT / "setup.py", *ROOT.glob("csrc/**/*")]
+            if path.is_file()
+        ],
         extra_compile_args={
             "cxx": [*common, "-g0", "-fvisibility=hidden", "-Wno-unknown-pragmas"],
             "nvcc": [*common, "-Xcompiler=-fvisibility=hidden"],

@@ -12,7 +12,7 @@ namespace peaks {
 // Each of `count` elements of sink stands for kChains independent chains of dependent multiply-adds,
 // `iterations` long: 2 * kChains * iterations FLOP an element. The results go to sink, so that no compiler
 // can leave them out.
-constexpr int kChains = 16;
+constexpr int kChains = 12;
 
 #ifdef USE_CUDA
 cudaError_t ffma_on_cuda(float* sink, int64_t count, int64_t iterations, cudaStream_t stream);

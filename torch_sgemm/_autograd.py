@@ -1,17 +1,24 @@
-"""Derivatives of out = alpha * (a @ b) + beta * c for an op of the stable ABI, and its batching rule.
+"""Derivatives and batching rule of out = alpha * (a @ b) + beta * c, for ops of the stable ABI.
 
-The stable ABI has no autograd, torch.library.register_autograd breaks torch.func and is silently wrong in forward
-mode, and an autograd.Function around the op breaks torch.compile. What gives reverse mode, double backward, forward
-mode, torch.func, vmap and torch.compile alike is a Python kernel at the Autograd dispatch key, which is where torch
-itself differentiates. It takes some names that torch keeps private; all of them are in this file:
+The stable ABI has no autograd, torch.library.register_autograd breaks torch.func and is silently
+wrong in forward mode, and an autograd.Function around the op breaks torch.compile. What gives
+reverse mode, double backward, forward mode, torch.func, vmap and torch.compile alike is a Python
+kernel at the Autograd dispatch key, which is where torch itself differentiates. It takes some names
+that torch keeps private; all of them are in this file:
 
-- ``_SingleLevelFunction``: an autograd.Function for one level of torch.func's nesting. The dispatcher has already
-  picked the level when the kernel runs, so the public Function, which picks it itself, would do so twice.
-- ``enable_single_level_autograd_function``: torch.func forbids the former unless told that this is on purpose.
-- ``_AutoDispatchBelowAutograd`` and ``_after_autograd_keyset``: on to the dispatch keys below, as C++ does it.
-- ``_are_functorch_transforms_active``, ``_any_requires_grad``, ``_current_level``: is there anything to do?
-- ``_set_fwd_grad_enabled``: while a jvp is computed forward mode is off; the next level's needs it on.
-- ``aten._fw_primal``: a tensor without this level's tangent. Else forward over forward recurses without end.
+- ``_SingleLevelFunction``: an autograd.Function for one level of torch.func's nesting. The
+  dispatcher has already picked the level when the kernel runs, so the public Function, which picks
+  it itself, would do so twice.
+- ``enable_single_level_autograd_function``: torch.func forbids the former unless told that this is
+  on purpose.
+- ``_AutoDispatchBelowAutograd`` and ``_after_autograd_keyset``: on to the dispatch keys below, as
+  C++ does it.
+- ``_are_functorch_transforms_active``, ``_any_requires_grad``, ``_current_level``: is there
+  anything to do?
+- ``_set_fwd_grad_enabled``: while a jvp is computed forward mode is off; the next level's needs it
+  on.
+- ``aten._fw_primal``: a tensor without this level's tangent. Else forward over forward recurses
+  without end.
 """
 
 import torch
@@ -31,11 +38,11 @@ def _forward_mode() -> bool:
 
 
 def _let_signal_handlers_run() -> None:
-    """Nothing: Python runs its signal handlers where a function begins (an interrupted op meets Ctrl-C's here)."""
+    """Python runs them where a function begins, so Ctrl-C becomes a KeyboardInterrupt here."""
 
 
 def _below(op, keys, *args, **kwargs):
-    """Calls what stands below the Autograd key: the C++ kernel, a fake, the next level of torch.func."""
+    """Calls what stands below the Autograd key: C++, a fake, the next level of torch.func."""
     try:
         with _AutoDispatchBelowAutograd():
             return op.redispatch(keys & _after_autograd_keyset, *args, **kwargs)
@@ -52,7 +59,9 @@ class _Gemm(_SingleLevelFunction):
         _, _, needs_a, needs_b, _, _, _ = ctx.needs_input_grad
         keep_both = _are_functorch_transforms_active() or _forward_mode()
         ctx.op, ctx.alpha, ctx.beta = op, alpha, beta
-        ctx.save_for_backward(a if needs_b or keep_both else None, b if needs_a or keep_both else None)
+        ctx.save_for_backward(
+            a if needs_b or keep_both else None, b if needs_a or keep_both else None
+        )
         if keep_both:
             ctx.save_for_forward(a, b)
         if not _are_functorch_transforms_active():
@@ -121,11 +130,14 @@ def _not_differentiable(op):
         wants_grad = torch.is_grad_enabled() and _any_requires_grad(*tensors)
         if wants_grad or any(forward_ad.unpack_dual(t).tangent is not None for t in _dual(tensors)):
             raise RuntimeError(
-                f"{op}: functions with out=... arguments don't support automatic differentiation, but one of the "
-                "arguments requires grad; leave out= away, or call under torch.no_grad()"
+                f"{op}: functions with out=... arguments don't support automatic differentiation, "
+                "but one of the arguments requires grad; leave out= away, or call under "
+                "torch.no_grad()"
             )
         if _are_functorch_transforms_active():
-            raise RuntimeError(f"{op}: out= is not supported under torch.func transforms; leave it away")
+            raise RuntimeError(
+                f"{op}: out= is not supported under torch.func transforms; leave it away"
+            )
         _below(op, keys, a, b, c, alpha=alpha, beta=beta, out=out)
         torch.autograd.graph.increment_version(out)
 
@@ -144,7 +156,11 @@ def _batched(op):
             return t if t is None or dim is None else t.select(dim, i)
 
         slices = [
-            op(*(slice_of(t, d, i) for t, d in zip((a, b, c), dims, strict=True)), alpha=alpha, beta=beta)
+            op(
+                *(slice_of(t, d, i) for t, d in zip((a, b, c), dims, strict=True)),
+                alpha=alpha,
+                beta=beta,
+            )
             for i in range(info.batch_size)
         ]
         return torch.stack(slices), 0
@@ -153,7 +169,7 @@ def _batched(op):
 
 
 def register(library: torch.library.Library, name: str) -> None:
-    """Gives sgemm::<name> its derivatives and its batching rule, and sgemm::<name>.out its refusal of both."""
+    """Gives sgemm::<name> derivatives and a batching rule, and sgemm::<name>.out a refusal."""
     packet = getattr(torch.ops.sgemm, name)
     library.impl(name, _differentiable(packet.default), "Autograd", with_keyset=True)
     library.impl(f"{name}.out", _not_differentiable(packet.out), "Autograd", with_keyset=True)

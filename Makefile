@@ -1,0 +1,73 @@
+# make test      builds the package and passes the tests
+# make bench     builds it and prints the ladder (ARGS="8192 --reps 10" for ladder.py)
+# make lint      checks the formatting
+# make wheel     a wheel for every supported GPU architecture, in dist/
+# make gpu       on a machine with a GPU: tests, sanitizers, benchmarks, and the results files anew
+#                (its parts: gpu-test, gpu-sanitize, gpu-bench)
+#
+# All of them first make .venv with torch and the tools in it. With PYTHON=python3 that interpreter and what it has
+# installed are used instead, and nothing is fetched; a torch_sgemm installed there is used as it is.
+
+BASE_PYTHON ?= python3
+SANITIZERS ?= memcheck racecheck synccheck
+ARCHS := 8.0;8.6;8.9;9.0a;10.0;12.0+PTX
+
+ifdef PYTHON
+export PYTHONPATH := $(if $(PYTHONPATH),$(PYTHONPATH):)$(CURDIR)
+ENVIRONMENT :=
+INSTALLED = cd / && $(PYTHON) -c 'import torch_sgemm' 2>/dev/null
+else
+PYTHON := $(CURDIR)/.venv/bin/python
+ENVIRONMENT := .venv/.complete
+INSTALLED = false
+endif
+
+.PHONY: test bench lint build wheel gpu gpu-test gpu-sanitize gpu-bench need-gpu clean
+
+test: build
+	cd tests && $(PYTHON) -m pytest -q $(ARGS)
+
+bench: build
+	$(PYTHON) benchmarks/ladder.py $(ARGS)
+
+build: $(ENVIRONMENT)
+	@command -v $(CXX) >/dev/null || { echo "There is no C++ compiler '$(CXX)': install g++, or set CXX."; exit 1; }
+	@$(INSTALLED) || { cd $(CURDIR) && $(PYTHON) setup.py -q build_ext --inplace; }
+
+.venv/.complete: pyproject.toml
+	@$(BASE_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "torch_sgemm needs Python 3.10 or newer as '$(BASE_PYTHON)': install it, or set BASE_PYTHON."; exit 1; }
+	@$(BASE_PYTHON) -m venv .venv || \
+	  { echo "'$(BASE_PYTHON) -m venv' failed: install python3-venv, or set BASE_PYTHON."; exit 1; }
+	.venv/bin/python -m pip install -q --upgrade 'pip>=25.1'
+	.venv/bin/python -m pip install -q --group dev
+	.venv/bin/python -c 'import sysconfig; print("$(CURDIR)", file=open(sysconfig.get_path("purelib") + "/torch_sgemm.pth", "w"))'
+	touch $@
+
+lint: $(ENVIRONMENT)
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	git ls-files 'csrc/*' | xargs $(dir $(PYTHON))clang-format --dry-run -Werror
+
+wheel: $(ENVIRONMENT)
+	TORCH_CUDA_ARCH_LIST='$(ARCHS)' $(PYTHON) -m pip wheel -q --no-build-isolation --no-deps -w dist .
+
+gpu: gpu-test gpu-sanitize gpu-bench
+
+need-gpu: build
+	@$(PYTHON) -c 'import torch; raise SystemExit(not torch.cuda.is_available())' || \
+	  { echo "make gpu needs a machine with a CUDA GPU; torch sees none here. 'make test' and 'make bench' run without."; exit 1; }
+
+gpu-test: need-gpu
+	cd tests && $(PYTHON) -m pytest -q -m gpu $(ARGS)
+
+gpu-sanitize: need-gpu
+	set -e; for tool in $(SANITIZERS); do \
+	  compute-sanitizer --tool $$tool --error-exitcode 9 $(PYTHON) tests/sanitize.py; done
+
+gpu-bench: need-gpu
+	$(PYTHON) benchmarks/ladder.py --save
+	$(PYTHON) benchmarks/report.py
+
+clean:
+	rm -rf build dist *.egg-info torch_sgemm/_C*.so torch_sgemm/_build_info.py

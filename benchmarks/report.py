@@ -1,0 +1,254 @@
+"""The one way to report: results files, and from them the README's tables and pictures.
+
+    python benchmarks/report.py      writes what the results say into README.md, between its markers
+
+Results are CSV files under benchmarks/results/<device>/, with env.json beside them. A figure in the
+README comes from such a file, never from a keyboard.
+"""
+
+import argparse
+import csv
+import datetime
+import json
+import platform
+import re
+import subprocess
+from pathlib import Path
+
+import torch
+
+from torch_sgemm import _build_info
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+LADDER_COLUMNS = (
+    *("M", "N", "K", "kernel", "time_ms", "spread", "tflops", "pct_cublas", "pct_peak"),
+    *("rms", "cw", "max_rel_err_cublas"),
+)
+
+
+# ---- the command line, and the device ------------------------------------------------------------
+
+
+def sizes(parser: argparse.ArgumentParser, given: list[int]) -> tuple[int, int, int]:
+    """M, N, K from `N` or `M N K`."""
+    if len(given) not in (1, 3):
+        parser.error(
+            f"give one size, N, or three, M N K; got {len(given)}: {' '.join(map(str, given))}"
+        )
+    if min(given) < 1:
+        parser.error(f"sizes must be at least 1, got {' '.join(map(str, given))}")
+    M, N, K = given if len(given) == 3 else given * 3
+    return M, N, K
+
+
+def add_device_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="default: cuda if this machine has one, else cpu"
+    )
+
+
+def pick_device(parser: argparse.ArgumentParser, wanted: str | None) -> str:
+    if wanted == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch sees no GPU here; use --device cpu")
+    if wanted == "cpu" or not torch.cuda.is_available():
+        return "cpu"
+    if _build_info.CUDA:
+        return "cuda"
+    if wanted == "cuda":
+        parser.error(f"--device cuda: this build has no CUDA kernels: {_build_info.NO_CUDA}")
+    return "cpu"
+
+
+def device_name(device: str) -> str:
+    if device != "cpu":
+        return torch.cuda.get_device_name(device)
+    try:
+        model = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        model = None
+    name = model[1] if model else platform.processor() or platform.machine()
+    return f"{name}, {torch.get_num_threads()} threads"
+
+
+def results_folder(device: str) -> Path:
+    name = "cpu" if device == "cpu" else device_name(device)
+    folder = RESULTS / re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def environment(device: str) -> dict:
+    """What a figure depends on besides the kernel. The commit is the one that was built."""
+    on_gpu = device != "cpu"
+    return {
+        "gpu" if on_gpu else "cpu": device_name(device),
+        "driver": _driver() if on_gpu else None,
+        "cuda": _build_info.CUDA if on_gpu else None,
+        "torch": torch.__version__,
+        "built_with_torch": _build_info.TORCH,
+        "commit": _build_info.COMMIT,
+        "dirty": _build_info.DIRTY,
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+    }
+
+
+def _driver() -> str | None:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.split("\n")[0].strip()
+
+
+def describe(env: dict) -> str:
+    commit = (env["commit"] or "no commit")[:10] + ("+changes" if env["dirty"] else "")
+    parts = [
+        env.get("gpu") or env["cpu"],
+        env["driver"] and f"driver {env['driver']}",
+        env["cuda"] and f"CUDA {env['cuda']}",
+        f"torch {env['torch']}",
+        f"commit {commit}",
+        env["date"],
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def write_csv(path: Path, rows: list[dict]) -> None:
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({key: _cell(value) for key, value in row.items()})
+
+
+def _cell(value) -> object:
+    return f"{value:.5g}" if isinstance(value, float) else "" if value is None else value
+
+
+def read_csv(path: Path) -> list[dict]:
+    """Numbers as numbers, empty cells as None."""
+    with Path(path).open(newline="") as file:
+        return [{key: _value(cell) for key, cell in row.items()} for row in csv.DictReader(file)]
+
+
+def _value(cell: str) -> object:
+    for kind in (int, float):
+        try:
+            return kind(cell)
+        except ValueError:
+            pass
+    return cell or None
+
+
+def write_environment(folder: Path, device: str) -> None:
+    (folder / "env.json").write_text(json.dumps(environment(device), indent=2) + "\n")
+
+
+def read_environment(folder: Path) -> dict:
+    return json.loads((folder / "env.json").read_text())
+
+
+# ---- tables and pictures -------------------------------------------------------------------------
+
+
+def stage_file(name: str) -> Path | None:
+    """stage1b -> csrc/stages/stage01b_....cu; None for what is not a stage."""
+    parts = re.fullmatch(r"stage(\d+)(\w?)", name)
+    if not parts:
+        return None
+    return next(ROOT.glob(f"csrc/stages/stage{int(parts[1]):02}{parts[2]}_*.cu"), None)
+
+
+def title(name: str) -> str:
+    """stage1b -> 'stage1b flat block'."""
+    file = stage_file(name)
+    return f"{name} {file.stem.split('_', 1)[1].replace('_', ' ')}" if file else name
+
+
+def reference(device: str) -> str:
+    """What 100 % is in the column pct_cublas."""
+    return "torch" if device == "cpu" else "cuBLAS"
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}%"
+
+
+def error(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2e}"
+
+
+def ladder_markdown(rows: list[dict], env: dict) -> str:
+    lines = [
+        f"| kernel | time (ms) | TFLOP/s | % {reference('cpu' if 'cpu' in env else 'cuda')} | % FFMA peak | rms error | cw error |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        file = stage_file(row["kernel"])
+        name = f"[{title(row['kernel'])}]({file.relative_to(ROOT)})" if file else row["kernel"]
+        lines.append(
+            f"| {name} | {row['time_ms']:.3f} | {row['tflops']:.3f} | {percent(row['pct_cublas'])} "
+            f"| {percent(row['pct_peak'])} | {error(row['rms'])} | {error(row['cw'])} |"
+        )
+    size = " x ".join(str(rows[0][key]) for key in "MNK")
+    return "\n".join([*lines, "", f"M x N x K = {size}. {describe(env)}."])
+
+
+def ladder_picture(rows: list[dict], env: dict, path: Path) -> None:
+    """Bars of TFLOP/s, the stages apart from what they are measured against."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown = [
+        row for row in rows if row["pct_cublas"] is not None
+    ]  # FP32 only: the rest would dwarf it
+    names = [title(row["kernel"]) for row in shown]
+    speeds = [row["tflops"] for row in shown]
+    colours = ["#3b6fb6" if stage_file(row["kernel"]) else "#9a9a9a" for row in shown]
+    figure, axes = pyplot.subplots(figsize=(8, 0.8 + 0.34 * len(shown)), layout="constrained")
+    bars = axes.barh(names, speeds, color=colours)
+    axes.bar_label(bars, [f"{speed:.3g}" for speed in speeds], padding=3, fontsize=9)
+    axes.invert_yaxis()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlim(0, max(speeds) * 1.12)
+    axes.set_xlabel("TFLOP/s, FP32")
+    size = " x ".join(str(rows[0][key]) for key in "MNK")
+    axes.set_title(f"{size} on {env.get('gpu') or env['cpu']}", fontsize=10, loc="left")
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def between_markers(text: str, name: str, content: str) -> str:
+    """text with what stands between <!-- name --> and <!-- /name --> replaced."""
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise ValueError(f"expected one '{begin}' and one '{end}' after it")
+    head, rest = text.split(begin)
+    return head + begin + "\n" + content + "\n" + end + rest.split(end)[1]
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__.split("\n")[0]).parse_args()
+    readme = ROOT / "README.md"
+    text = readme.read_text()
+    for folder in sorted(RESULTS.iterdir()):
+        if (folder / "ladder.csv").exists():
+            rows, env = read_csv(folder / "ladder.csv"), read_environment(folder)
+            text = between_markers(text, f"ladder {folder.name}", ladder_markdown(rows, env))
+            ladder_picture(rows, env, folder / "ladder.png")
+    readme.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""The one way to time: contenders interleaved, inputs out of cache, median and spread.
+
+A GPU's clock depends on what ran just before, so there each sample is preceded by an untimed run of
+the same contender; and the contenders take turns: only ratios within one run are worth anything.
+Many launches share a pair of events (as a CUDA graph where they are short), so that neither the
+host nor the events are timed.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from check import CheckError
+
+WARM_SECONDS = 0.05
+SAMPLE_SECONDS = 0.02
+GRAPH_BELOW_SECONDS = 1e-3
+
+#: A contender: called with 0, 1, 2, ...; it picks its inputs by that number and launches once.
+Call = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Timing:
+    samples: tuple[float, ...]  # seconds a call
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.samples)
+
+    @property
+    def best(self) -> float:
+        return min(self.samples)
+
+    @property
+    def spread(self) -> float:
+        """(slowest - fastest) / median."""
+        return (max(self.samples) - min(self.samples)) / self.median
+
+
+def interleaved(
+    calls: Mapping[str, Call],
+    device: str,
+    reps: int,
+    progress: Callable[[str], None] = lambda name: None,
+) -> dict[str, Timing]:
+    """Times each contender `reps` times, in turns. `progress` is told whose turn it is."""
+    batches = {name: _Batch(call, device) for name, call in calls.items()}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(reps):
+        for name, batch in batches.items():
+            progress(name)
+            seconds = batch.sample()
+            if not seconds > 0:
+                raise CheckError(f"{name}: {seconds} s is no time; the clock did not see it run")
+            samples[name].append(seconds)
+    return {name: Timing(tuple(times)) for name, times in samples.items()}
+
+
+class _Batch:
+    """So many calls of a contender that a sample takes SAMPLE_SECONDS."""
+
+    def __init__(self, call: Call, device: str):
+        self.call, self.device = call, device
+        self.first, self.graph = 0, None
+        self.count = 1
+        self._seconds()  # loads the module, allocates, wakes the clock
+        once = self._seconds()
+        self.count = max(1, min(1000, round(SAMPLE_SECONDS / max(once, 1e-7))))
+        if device != "cpu" and once < GRAPH_BELOW_SECONDS:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self._launch()
+
+    def sample(self) -> float:
+        deadline = time.perf_counter() + WARM_SECONDS
+        while self.device != "cpu":
+            self._seconds()
+            if time.perf_counter() > deadline:
+                break
+        return self._seconds()
+
+    def _seconds(self) -> float:
+        """One batch, in seconds a call."""
+        if self.device == "cpu":
+            start = time.perf_counter()
+            self._run()
+            synchronize(self.device)
+            return (time.perf_counter() - start) / self.count
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        self._run()
+        end.record()
+        synchronize(self.device)
+        return start.elapsed_time(end) / 1e3 / self.count
+
+    def _run(self) -> None:
+        if self.graph is None:
+            self._launch()
+        else:
+            self.graph.replay()
+
+    def _launch(self) -> None:
+        for i in range(self.first, self.first + self.count):
+            self.call(i)
+        self.first += self.count
+
+
+def synchronize(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+def cache_bytes(device: str) -> int:
+    """The last cache before memory."""
+    if device != "cpu":
+        return torch.cuda.get_device_properties(device).L2_cache_size
+    try:
+        return max(os.sysconf("SC_LEVEL3_CACHE_SIZE"), 1 << 20)
+    except (OSError, ValueError):
+        return 64 << 20
+
+
+def rotation(set_bytes: int, device: str) -> int:
+    """How many sets of inputs to take turns with, for each to be out of cache at its turn."""
+    return 1 + -(-2 * cache_bytes(device) // set_bytes)
