@@ -22,7 +22,7 @@ ENVIRONMENT := .venv/.complete
 INSTALLED = false
 endif
 
-.PHONY: test bench lint build wheel gpu gpu-test gpu-sanitize gpu-bench need-gpu clean
+.PHONY: test bench lint build wheel gpu gpu-test gpu-sanitize gpu-bench need-gpu clean help
 
 test: build
 	cd tests && $(PYTHON) -m pytest -q $(ARGS)
@@ -68,6 +68,9 @@ gpu-sanitize: need-gpu
 gpu-bench: need-gpu
 	$(PYTHON) benchmarks/ladder.py --save
 	$(PYTHON) benchmarks/report.py
+
+help:
+	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
 
 clean:
 	rm -rf build dist *.egg-info torch_sgemm/_C*.so torch_sgemm/_build_info.py
