@@ -1,6 +1,6 @@
-"""The one way to report: results files, and from them the README's tables and pictures.
+"""The one way to report: results files, and from them the tables and pictures of the documents.
 
-    python benchmarks/report.py      writes what the results say into README.md, between its markers
+    python benchmarks/report.py      writes what the results say into README.md and docs/ladder.md
 
 Results are CSV files under benchmarks/results/<device>/, with env.json beside them. A figure in the
 README comes from such a file, never from a keyboard.
@@ -200,8 +200,7 @@ def ladder_markdown(rows: list[dict], env: dict) -> str:
             f"| {name} | {row['time_ms']:.3f} | {row['tflops']:.3f} | {percent(row['pct_cublas'])} "
             f"| {percent(row['pct_peak'])} | {error(row['rms'])} | {error(row['cw'])} |"
         )
-    size = " x ".join(str(rows[0][key]) for key in "MNK")
-    return "\n".join([*lines, "", f"M x N x K = {size}. {describe(env)}."])
+    return "\n".join([*lines, "", f"{_size(rows)}. {describe(env)}."])
 
 
 def ladder_picture(rows: list[dict], env: dict, path: Path) -> None:
@@ -223,11 +222,23 @@ def ladder_picture(rows: list[dict], env: dict, path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlim(0, max(speeds) * 1.12)
     axes.set_xlabel("TFLOP/s, FP32")
-    size = " x ".join(str(rows[0][key]) for key in "MNK")
-    axes.set_title(f"{size} on {env.get('gpu') or env['cpu']}", fontsize=10, loc="left")
+    axes.set_title(f"{_size(rows)}, {env.get('gpu') or env['cpu']}", fontsize=10, loc="left")
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def claims_markdown(rows: list[dict], env: dict) -> str:
+    """What stages 2 and 3 reach of the ceilings that docs/ladder.md counts for them."""
+    reached = {row["kernel"]: percent(row["pct_peak"]) for row in rows}
+    return (
+        f"Measured at {_size(rows)}: stage 2 reaches {reached['stage2']} of the peak that "
+        f"`benchmarks/peaks.py` measures, stage 3 {reached['stage3']}. ({describe(env)}.)"
+    )
+
+
+def _size(rows: list[dict]) -> str:
+    return "M x N x K = " + " x ".join(str(rows[0][key]) for key in "MNK")
 
 
 def between_markers(text: str, name: str, content: str) -> str:
@@ -239,16 +250,24 @@ def between_markers(text: str, name: str, content: str) -> str:
     return head + begin + "\n" + content + "\n" + end + rest.split(end)[1]
 
 
+def documents() -> dict[Path, str]:
+    """README.md and docs/ladder.md as the results would have them."""
+    readme, story = ROOT / "README.md", ROOT / "docs" / "ladder.md"
+    texts = {readme: readme.read_text(), story: story.read_text()}
+    for folder in sorted(path.parent for path in RESULTS.glob("*/ladder.csv")):
+        rows, env = read_csv(folder / "ladder.csv"), read_environment(folder)
+        table = ladder_markdown(rows, env)
+        texts[readme] = between_markers(texts[readme], f"ladder {folder.name}", table)
+        if "gpu" in env:
+            claims = claims_markdown(rows, env)
+            texts[story] = between_markers(texts[story], f"claims {folder.name}", claims)
+    return texts
+
+
 def main() -> None:
     argparse.ArgumentParser(description=__doc__.split("\n")[0]).parse_args()
-    readme = ROOT / "README.md"
-    text = readme.read_text()
-    for folder in sorted(RESULTS.iterdir()):
-        if (folder / "ladder.csv").exists():
-            rows, env = read_csv(folder / "ladder.csv"), read_environment(folder)
-            text = between_markers(text, f"ladder {folder.name}", ladder_markdown(rows, env))
-            ladder_picture(rows, env, folder / "ladder.png")
-    readme.write_text(text)
+    for path, text in documents().items():
+        path.write_text(text)
 
 
 if __name__ == "__main__":

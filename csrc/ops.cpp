@@ -304,7 +304,8 @@ SGEMM_STAGES(SGEMM_ON_CPU)
 
 const Tensor& check_sink(const Tensor& sink, int64_t iterations) {
   if (!float32("sink", sink).is_contiguous()) fail("sink must be contiguous");
-  if (iterations < 1) fail("iterations must be at least 1, got ", iterations);
+  if (iterations < 1 || iterations > INT32_MAX)
+    fail("iterations must be from 1 to ", INT32_MAX, ", got ", iterations);
   return sink;
 }
 

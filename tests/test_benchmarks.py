@@ -298,18 +298,22 @@ def test_what_is_written_between_markers_replaces_only_that():
             report.between_markers(broken, "x", "new")
 
 
-def test_the_readme_says_what_the_results_files_say():
-    readme = (report.ROOT / "README.md").read_text()
-    for folder in report.RESULTS.iterdir():
-        if not (folder / "ladder.csv").exists():
-            continue
-        rows, env = report.read_csv(folder / "ladder.csv"), report.read_environment(folder)
-        table = report.ladder_markdown(rows, env)
-        assert report.between_markers(readme, f"ladder {folder.name}", table) == readme
-        assert env["commit"]
-        assert not env["dirty"], "results of uncommitted code"
-        names = [row["kernel"] for row in rows if row["kernel"].startswith("stage")]
-        assert names == list(torch_sgemm.STAGES)
+def test_the_documents_say_what_the_results_files_say():
+    for path, text in report.documents().items():
+        assert path.read_text() == text, f"{path.name}: run benchmarks/report.py"
+
+
+@pytest.mark.parametrize(
+    "folder", sorted(path.parent.name for path in report.RESULTS.glob("*/env.json"))
+)
+def test_committed_results_are_of_committed_code_and_of_every_stage(folder):
+    env = report.read_environment(report.RESULTS / folder)
+    assert env["commit"]
+    assert not env["dirty"]
+    rows = report.read_csv(report.RESULTS / folder / "ladder.csv")
+    assert [r["kernel"] for r in rows if r["kernel"].startswith("stage")] == list(
+        torch_sgemm.STAGES
+    )
 
 
 def test_env_json_says_what_a_figure_depends_on(tmp_path):
