@@ -1,10 +1,10 @@
 """Builds torch_sgemm/_C.abi3.so: the stages for CUDA and for the CPU, and the op layer.
 
 Environment:
-  TORCH_SGEMM_CUDA       1: a build without CUDA is an error. 0: leave CUDA out. Unset: CUDA if nvcc
-      is there. TORCH_CUDA_ARCH_LIST   as for any torch extension. Unset: the GPUs of this machine;
-      where there are none,
-                         9.0a for a build in place and every supported architecture for a wheel.
+  TORCH_SGEMM_CUDA       1: a build without CUDA is an error; 0: leave CUDA out; unset: CUDA if
+                         nvcc is found.
+  TORCH_CUDA_ARCH_LIST   As for any torch extension. Unset: the GPUs of this machine; where there
+                         are none, 9.0a for a build in place and all we support for a wheel.
 """
 
 import os
@@ -134,7 +134,7 @@ def extension():
         "torch_sgemm._C",
         sorted(os.path.relpath(path, ROOT) for path in sources),
         depends=[
-            str(path)
+            os.path.relpath(path, ROOT)
             for path in [configuration(), ROOT / "setup.py", *ROOT.glob("csrc/**/*")]
             if path.is_file()
         ],
@@ -142,6 +142,7 @@ def extension():
             "cxx": [*common, "-g0", "-fvisibility=hidden", "-Wno-unknown-pragmas"],
             "nvcc": [*common, "-Xcompiler=-fvisibility=hidden"],
         },
+        extra_link_args=["-Wl,--version-script=csrc/exports.map"],
         libraries=["cublas"] if CUDA else [],
         py_limited_api=True,
     )

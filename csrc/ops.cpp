@@ -302,6 +302,13 @@ class TorchThreads final : public simt::Stream {
   };
 SGEMM_STAGES(SGEMM_ON_CPU)
 
+struct cublas_on_cpu {
+  static constexpr const char* name = "cublas";
+  static void launch(const Problem&, const Operands&, const Tensor&) {
+    fail("a must be on a CUDA device, got one on the CPU; use torch.mm or a stage there");
+  }
+};
+
 const Tensor& check_sink(const Tensor& sink, int64_t iterations) {
   if (!float32("sink", sink).is_contiguous()) fail("sink must be contiguous");
   if (iterations < 1 || iterations > INT32_MAX)
@@ -417,6 +424,7 @@ STABLE_TORCH_LIBRARY(sgemm, m) {
 STABLE_TORCH_LIBRARY_IMPL(sgemm, CPU, m) {
 #define SGEMM_CPU(stage) SGEMM_IMPLEMENT(stage, stage##_on_cpu)
   SGEMM_STAGES(SGEMM_CPU)
+  SGEMM_IMPLEMENT(cublas, cublas_on_cpu)
   m.impl("ffma_peak", TORCH_BOX(&ffma_peak_on_cpu));
 }
 

@@ -37,8 +37,9 @@ def _forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
-def _let_signal_handlers_run() -> None:
-    """Python runs them where a function begins, so Ctrl-C becomes a KeyboardInterrupt here."""
+def let_signal_handlers_run() -> None:
+    """Python runs them where a function begins: Ctrl-C, which made an op stop with a RuntimeError,
+    is a KeyboardInterrupt from here on."""
 
 
 def _below(op, keys, *args, **kwargs):
@@ -47,7 +48,7 @@ def _below(op, keys, *args, **kwargs):
         with _AutoDispatchBelowAutograd():
             return op.redispatch(keys & _after_autograd_keyset, *args, **kwargs)
     except RuntimeError:
-        _let_signal_handlers_run()
+        let_signal_handlers_run()
         raise
 
 

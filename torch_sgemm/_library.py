@@ -35,8 +35,9 @@ def _load() -> tuple[str, tuple[str, ...]]:
     except OSError as error:
         raise ImportError(
             f"torch_sgemm {build.VERSION}, built with torch {build.TORCH}, does not load under "
-            f"torch {torch.__version__}; build it again with this torch ({error})"
-        ) from error
+            f"torch {torch.__version__}; build it again with this torch "
+            f"({error.__cause__ or error})"
+        ) from None
     names = ctypes.CDLL(str(LIBRARY)).torch_sgemm_stages
     names.restype = ctypes.c_char_p
     return build.VERSION, tuple(names().decode().split())

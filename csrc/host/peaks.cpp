@@ -1,6 +1,8 @@
 #include "../peaks.h"
 
 #include <atomic>
+#include <stdexcept>
+#include <thread>
 
 namespace peaks {
 namespace {
@@ -49,10 +51,16 @@ Loop widest() {
 
 void ffma_on_cpu(float* sink, int64_t count, int64_t iterations, simt::Stream& stream) {
   const Loop loop = widest();
+  const auto caller = std::this_thread::get_id();
   std::atomic<int64_t> next{0};
+  std::atomic<bool> stopped{false};
   stream.parallel([&] {
-    for (int64_t i; (i = next.fetch_add(loop.lanes)) + loop.lanes <= count;) loop.run(sink + i, iterations);
+    for (int64_t i; !stopped && (i = next.fetch_add(loop.lanes)) + loop.lanes <= count;) {
+      loop.run(sink + i, iterations);
+      if (std::this_thread::get_id() == caller && stream.interrupted()) stopped = true;
+    }
   });
+  if (stopped) throw std::runtime_error("interrupted");
 }
 
 }  // namespace peaks

@@ -102,7 +102,8 @@ namespace {
 constexpr size_t kStackBytes = 64 << 10;
 constexpr size_t kStackSpacing = kStackBytes + (4 << 10);
 constexpr auto kPollEvery = std::chrono::milliseconds(50);
-constexpr size_t kMaxThreads = 1024;              // of a block, as on a GPU
+constexpr size_t kMaxThreads = 1024;  // of a block, as on a GPU
+constexpr size_t kMemoryBytes = (1 + kMaxThreads) * kStackSpacing;
 constexpr uint64_t kCanary = 0x5bd1e9955bd1e995;  // at the far end of each stack
 
 struct Fiber {
@@ -148,7 +149,7 @@ struct Launch {
 class Worker {
  public:
   Worker();
-  ~Worker() { munmap(stacks_, kMaxThreads * kStackSpacing); }
+  ~Worker() { munmap(memory_, kMemoryBytes); }
   void run_blocks(Launch& launch);
   void barrier(const char* file, int line);
 
@@ -164,7 +165,8 @@ class Worker {
   bool all_at_one_barrier(unsigned used, unsigned waiting);
   bool stop_asked();
 
-  char* stacks_;
+  char* memory_;
+  char* stacks_;  // the first is above memory that a thread may overrun too
   std::vector<Fiber> fibers_{kMaxThreads};
   Fiber hub_;  // the OS thread's own stack
   Fiber* current_ = nullptr;
@@ -193,12 +195,13 @@ std::string place(const Fiber& f) {
 }
 
 Worker::Worker() {
-  void* p = mmap(nullptr, kMaxThreads * kStackSpacing, PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* p =
+      mmap(nullptr, kMemoryBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) throw std::bad_alloc();
-  stacks_ = static_cast<char*>(p);
+  memory_ = static_cast<char*>(p);
+  stacks_ = memory_ + kStackSpacing;
 #ifdef MADV_NOHUGEPAGE
-  madvise(stacks_, kMaxThreads * kStackSpacing, MADV_NOHUGEPAGE);
+  madvise(memory_, kMemoryBytes, MADV_NOHUGEPAGE);
 #endif
 }
 
@@ -328,9 +331,10 @@ void Worker::run_blocks(Launch& launch) {
 }  // namespace
 
 void launch(dim3 grid, dim3 block, Stream& stream, void (*thread)(const void*), const void* context) {
+  const auto fits = [](unsigned n) { return 0 < n && n <= kMaxThreads; };
+  if (!fits(block.x) || !fits(block.y) || !fits(block.z) || !fits(block.x * block.y * block.z))
+    throw std::runtime_error("a block must have 1 to 1024 threads, got " + to_string(block));
   Launch launch{grid, block, thread, context, stream};
-  if (launch.threads == 0 || launch.threads > kMaxThreads)
-    throw std::runtime_error("a block must have 1 to 1024 threads, got " + std::to_string(launch.threads));
 
   stream.parallel([&launch] {
     {
