@@ -56,13 +56,14 @@ std::string device(const Tensor& t) {
   return (t.is_cuda() ? "cuda:" : "device ") + std::to_string(t.get_device_index());
 }
 
-// A failing torch call loses its text on its way through the stable ABI, so what was tried is said here.
+// A failing torch call loses its text on its way through the stable ABI (or arrives amid file names and line
+// numbers), so what was tried is said here.
 template <typename F>
 auto attempt(const std::string& what, const Tensor& on, const F& call) {
   try {
     return call();
-  } catch (const std::exception& e) {
-    fail("could not ", what, " on ", device(on), ", most likely for lack of memory: ", e.what());
+  } catch (const std::exception&) {
+    fail("could not ", what, " on ", device(on), ", most likely for lack of memory");
   }
 }
 
@@ -73,6 +74,7 @@ const Tensor& float32(const char* name, const Tensor& t) {
 }
 
 const Tensor& matrix(const char* name, const Tensor& t) {
+  if (!t.defined()) fail(name, " must be a tensor, got None");
   if (t.dim() != 2) fail(name, " must be a matrix, got ", t.dim(), "-D tensor of shape ", shape(t));
   for (int64_t i = 0; i < 2; ++i)
     if (t.sizes()[i] > sgemm::kMaxDim)

@@ -325,7 +325,7 @@ def test_env_json_says_what_a_figure_depends_on(tmp_path):
 
 
 def test_the_measured_peak_is_above_what_torch_reaches():
-    # Twelve chains on the widest vectors: a loop that does not fill the units would refuse honest rows.
+    # A loop that does not fill the units would refuse honest rows.
     measured = peaks.measure("cpu", reps=3)
     a, b = torch.randn(512, 512), torch.randn(512, 512)
     out = torch.empty(512, 512)

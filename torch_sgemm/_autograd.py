@@ -11,8 +11,8 @@ that torch keeps private; all of them are in this file:
   it itself, would do so twice.
 - ``enable_single_level_autograd_function``: torch.func forbids the former unless told that this is
   on purpose.
-- ``_AutoDispatchBelowAutograd`` and ``_after_autograd_keyset``: on to the dispatch keys below, as
-  C++ does it.
+- ``_AutoDispatchBelowAutograd`` and ``_after_autograd_keyset``, and the same pair for
+  ADInplaceOrView: on to the dispatch keys below, as C++ does it.
 - ``_are_functorch_transforms_active``, ``_any_requires_grad``, ``_current_level``: is there
   anything to do?
 - ``_set_fwd_grad_enabled``: while a jvp is computed forward mode is off; the next level's needs it
@@ -23,9 +23,11 @@ that torch keeps private; all of them are in this file:
 
 import torch
 from torch._C import (
+    _after_ADInplaceOrView_keyset,
     _after_autograd_keyset,
     _any_requires_grad,
     _are_functorch_transforms_active,
+    _AutoDispatchBelowADInplaceOrView,
     _AutoDispatchBelowAutograd,
 )
 from torch._functorch.autograd_function import enable_single_level_autograd_function
@@ -110,7 +112,7 @@ def _differentiable(op):
             return _below(op, keys, a, b, c, alpha=alpha, beta=beta)
         if c is not None and a.dim() == b.dim() == 2:
             shape = (a.shape[0], b.shape[1])
-            if c.shape != shape and _broadcasts(c.shape, shape):
+            if _broadcasts(c.shape, shape):  # else the op says so
                 c = c.expand(shape)  # torch's own derivative sums over what was expanded
         if not transformed:
             return _Gemm.apply(op, keys, a, b, c, alpha, beta)
@@ -140,7 +142,37 @@ def _not_differentiable(op):
                 f"{op}: out= is not supported under torch.func transforms; leave it away"
             )
         _below(op, keys, a, b, c, alpha=alpha, beta=beta, out=out)
+
+    return kernel
+
+
+def _bumps_version(op):
+    """A tensor that was saved for backward and then used as out= must not pass unnoticed."""
+
+    def kernel(keys, a, b, c=None, *, alpha=1.0, beta=0.0, out):
+        if out.is_inference() and not torch.is_inference_mode_enabled():
+            raise RuntimeError(
+                f"{op}: Inplace update to inference tensor outside InferenceMode is not allowed; "
+                "pass out.clone() or another tensor as out"
+            )
+        with _AutoDispatchBelowADInplaceOrView():
+            op.redispatch(
+                keys & _after_ADInplaceOrView_keyset, a, b, c, alpha=alpha, beta=beta, out=out
+            )
         torch.autograd.graph.increment_version(out)
+
+    return kernel
+
+
+def _resolves_negation(op):
+    """torch's own fallback for lazily negated tensors corrupts memory where an argument is written
+    and nothing returned."""
+
+    def kernel(a, b, c=None, *, alpha=1.0, beta=0.0, out):
+        if out.is_neg():
+            raise RuntimeError(f"{op}: out must not be a negated view; pass another tensor as out")
+        a, b, c = (t if t is None else t.resolve_neg() for t in (a, b, c))
+        op(a, b, c, alpha=alpha, beta=beta, out=out)
 
     return kernel
 
@@ -156,15 +188,20 @@ def _batched(op):
         def slice_of(t, dim, i):
             return t if t is None or dim is None else t.select(dim, i)
 
+        if info.batch_size == 0:  # one made-up slice gives the shape
+            a, b, c = (
+                t if t is None or d is None else t.new_empty(*t.shape[:d], 1, *t.shape[d + 1 :])
+                for t, d in zip((a, b, c), dims, strict=True)
+            )
         slices = [
             op(
                 *(slice_of(t, d, i) for t, d in zip((a, b, c), dims, strict=True)),
                 alpha=alpha,
                 beta=beta,
             )
-            for i in range(info.batch_size)
+            for i in range(max(1, info.batch_size))
         ]
-        return torch.stack(slices), 0
+        return torch.stack(slices)[: info.batch_size], 0
 
     return rule
 
@@ -174,4 +211,6 @@ def register(library: torch.library.Library, name: str) -> None:
     packet = getattr(torch.ops.sgemm, name)
     library.impl(name, _differentiable(packet.default), "Autograd", with_keyset=True)
     library.impl(f"{name}.out", _not_differentiable(packet.out), "Autograd", with_keyset=True)
+    library.impl(f"{name}.out", _bumps_version(packet.out), "ADInplaceOrView", with_keyset=True)
+    library.impl(f"{name}.out", _resolves_negation(packet.out), "Negative")
     torch.library.register_vmap(f"sgemm::{name}", _batched(packet.default), lib=library)

@@ -47,6 +47,7 @@ Raises:
 
 
 def _fake(a, b, c=None, *, alpha=1.0, beta=0.0):
+    _check_devices(a, b=b, c=c)
     torch._check(
         a.dim() == 2 and b.dim() == 2,
         lambda: f"a and b must be matrices, got {a.dim()}-D and {b.dim()}-D",
@@ -61,22 +62,40 @@ def _fake(a, b, c=None, *, alpha=1.0, beta=0.0):
 
 
 def _fake_out(a, b, c=None, *, alpha=1.0, beta=0.0, out):
-    expected = _fake(a, b).shape
+    expected = _fake(a, b, c).shape
+    _check_devices(a, out=out)
     torch._check(
         out.shape == expected,
         lambda: f"out must have shape {tuple(expected)}, got {tuple(out.shape)}",
     )
 
 
+def _check_devices(a, **others):
+    """A meta tensor among real ones gets here: without this the result would be made of nothing."""
+    for name, t in others.items():
+        torch._check(
+            t is None or t.device == a.device,
+            lambda name=name, t=t: (
+                f"all tensors must be on the same device, but a is on {a.device} and {name} is on "
+                f"{t.device}"
+            ),
+        )
+
+
 def _wrapper(name: str, kernel: str) -> StageOp:
     packet = getattr(torch.ops.sgemm, name)
 
+    def call(a, b, c, alpha, beta, out):
+        if out is None:
+            return packet.default(a, b, c, alpha=alpha, beta=beta)
+        packet.out(a, b, c, alpha=alpha, beta=beta, out=out)
+        return out
+
     def op(a, b, c=None, *, alpha=1.0, beta=0.0, out=None):
+        if torch.compiler.is_compiling():  # whose error texts are better without a handler
+            return call(a, b, c, alpha, beta, out)
         try:
-            if out is None:
-                return packet.default(a, b, c, alpha=alpha, beta=beta)
-            packet.out(a, b, c, alpha=alpha, beta=beta, out=out)
-            return out
+            return call(a, b, c, alpha, beta, out)
         except RuntimeError:
             _autograd.let_signal_handlers_run()  # inference tensors pass by the Autograd key
             raise
