@@ -26,7 +26,7 @@ SLEEP = 20_000_000  # clock cycles: about 10 ms
 
 
 def randn(*shape, device="cuda"):
-    return torch.randn(*shape, device=device)
+    return torch.randn(shape, device=device)
 
 
 def python(script: str) -> None:
