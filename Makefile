@@ -25,7 +25,7 @@ endif
 .PHONY: test bench lint build wheel gpu gpu-test gpu-sanitize gpu-bench need-gpu clean help
 
 test: build
-	cd tests && $(PYTHON) -m pytest -q $(ARGS)
+	cd tests && $(PYTHON) -m pytest $(ARGS)
 
 bench: build
 	$(PYTHON) benchmarks/ladder.py $(ARGS)
@@ -59,7 +59,7 @@ need-gpu: build
 	  { echo "make gpu needs a machine with a CUDA GPU; torch sees none here. 'make test' and 'make bench' run without."; exit 1; }
 
 gpu-test: need-gpu
-	cd tests && $(PYTHON) -m pytest -q -m gpu $(ARGS)
+	cd tests && $(PYTHON) -m pytest -m gpu $(ARGS)
 
 gpu-sanitize: need-gpu
 	set -e; for tool in $(SANITIZERS); do \
