@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 needs_git = pytest.mark.skipif(not shutil.which("git"), reason="git is not on PATH")
-# Not importlib.util.find_spec: setuptools takes a look-up of pip for a run of pip, and breaks Inductor.
+# Not importlib.util.find_spec: setuptools takes that for a run of pip, and then Inductor breaks.
 HAS_PIP = any(d.name == "pip" for d in importlib.metadata.distributions())
 needs_pip = pytest.mark.skipif(not HAS_PIP, reason="no pip")
 needs_binutils = pytest.mark.skipif(
