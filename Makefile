@@ -47,7 +47,7 @@ build: $(ENVIRONMENT)
 lint: $(ENVIRONMENT)
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
-	git ls-files 'csrc/*' | xargs $(dir $(PYTHON))clang-format --dry-run -Werror
+	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs $(dir $(PYTHON))clang-format --dry-run -Werror
 
 wheel: $(ENVIRONMENT)
 	TORCH_CUDA_ARCH_LIST='$(ARCHS)' $(PYTHON) -m pip wheel -q --no-build-isolation --no-deps -w dist .
