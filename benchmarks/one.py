@@ -1,6 +1,6 @@
 """Launches one kernel once, for a profiler.
 
-ncu --set full --kernel-name regex:kernel python benchmarks/one.py stage3 4096
+ncu --set full --kernel-name kernel python benchmarks/one.py stage3 4096
 python benchmarks/one.py stage2 N | M N K [--device cpu|cuda]
 """
 
