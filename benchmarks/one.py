@@ -1,10 +1,11 @@
-"""Launches one kernel once, for a profiler.
+"""Launches each kernel once, for a profiler.
 
 ncu --set full --kernel-name kernel python benchmarks/one.py stage3 4096
-python benchmarks/one.py stage2 N | M N K [--device cpu|cuda]
+python benchmarks/one.py stage2 stage3 N | M N K [--device cpu|cuda]
 """
 
 import argparse
+import itertools
 
 import report
 import timing
@@ -13,26 +14,40 @@ import torch
 import torch_sgemm
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    names = [*torch_sgemm.STAGES, "cublas"]
-    parser.add_argument("kernel", choices=names, metavar="KERNEL", help=", ".join(names))
-    parser.add_argument("size", nargs="+", type=int, metavar="N | M N K")
-    report.add_device_argument(parser)
-    args = parser.parse_args()
-    device = report.pick_device(parser, args.device)
-    M, N, K = report.sizes(parser, args.size)
-    if args.kernel == "cublas" and device == "cpu":
-        parser.error("cublas: there is no cuBLAS on the CPU; name a stage")
-    op = {**torch_sgemm.STAGES, "cublas": torch_sgemm.cublas}[args.kernel]
+def launch(kernel: str, M: int, N: int, K: int, device: str) -> None:
+    """One launch on random normal data; nothing else runs on the device meanwhile."""
+    op = {**torch_sgemm.STAGES, "cublas": torch_sgemm.cublas}[kernel]
     a, b = torch.randn(M, K, device=device), torch.randn(K, N, device=device)
     out = torch.empty(M, N, device=device)
     timing.synchronize(device)
     op(a, b, out=out)
     timing.synchronize(device)
-    print(f"{args.kernel}, M = {M}, N = {N}, K = {K}, on {report.device_name(device)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = [*torch_sgemm.STAGES, "cublas"]
+    parser.add_argument("what", nargs="+", metavar="KERNEL... N | M N K", help=", ".join(names))
+    report.add_device_argument(parser)
+    args = parser.parse_args()
+    device = report.pick_device(parser, args.device)
+    kernels = list(itertools.takewhile(lambda word: not word.lstrip("-").isdigit(), args.what))
+    for kernel in kernels:
+        report.check_kernel(parser, kernel)
+    if not kernels:
+        parser.error(f"name a kernel: {', '.join(names)}")
+    try:
+        size = [int(word) for word in args.what[len(kernels) :]]
+    except ValueError:
+        parser.error(f"kernels come first, then N or M N K; got {' '.join(args.what)}")
+    M, N, K = report.sizes(parser, size)
+    if "cublas" in kernels and device == "cpu":
+        parser.error("cublas: there is no cuBLAS on the CPU; name a stage")
+    for kernel in kernels:
+        launch(kernel, M, N, K, device)
+        print(f"{kernel}, M = {M}, N = {N}, K = {K}, on {report.device_name(device)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measures what the hardware can do: FP32 multiply-adds, and bytes to and from memory.
+"""Measures what the hardware can do: FP32 multiply-adds, and bytes from each kind of memory.
 
     python benchmarks/peaks.py [--device cpu|cuda] [--save]
 
@@ -17,39 +17,51 @@ CHAINS = 12  # csrc/peaks.h: kChains
 
 @dataclass(frozen=True)
 class Peaks:
-    ffma: float  # FLOP/s of FP32 multiply-adds
-    memory: float  # bytes/s, read and written, of a kernel that does both
+    """What was reached, in FLOP/s and bytes/s; None: not measured (the CPU's caches)."""
+
+    ffma: float  # FP32 multiply-adds
+    memory: float  # a kernel that reads and writes memory
+    l2: float | None = None  # reads that hit the L2 cache
+    shared: float | None = None  # reads of shared memory
 
     def rows(self) -> list[dict]:
+        units = {"ffma": "TFLOP/s"}
         return [
-            {"what": "ffma", "value": self.ffma / 1e12, "unit": "TFLOP/s"},
-            {"what": "memory", "value": self.memory / 1e12, "unit": "TB/s"},
+            {"what": what, "value": value / 1e12, "unit": units.get(what, "TB/s")}
+            for what, value in vars(self).items()
+            if value is not None
         ]
 
 
 def measure(device: str, reps: int = 5) -> Peaks:
     """The best of `reps` samples each: a peak is what was reached, not what is usual."""
-    if device == "cpu":
-        elements, iterations, copied = 64 * torch.get_num_threads(), 200_000, 256 << 20
-    else:
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-        elements, iterations, copied = 2048 * processors, 20_000, 2 << 30
+    on_gpu = device != "cpu"
+    processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 0
+    elements = 2048 * processors if on_gpu else 64 * torch.get_num_threads()
+    iterations = 20_000 if on_gpu else 200_000
     sink = torch.full((elements,), 1e-3, device=device)
-    source = torch.randn(copied // 4, device=device)
+    source = torch.randn((2 << 30 if on_gpu else 256 << 20) // 4, device=device)
     target = torch.empty_like(source)
-    timings = timing.interleaved(
-        {
-            "ffma": lambda i: torch.ops.sgemm.ffma_peak(sink.fill_(1e-3), iterations),
-            # A kernel: a copy would be left to a copy engine, which is slower in a CUDA graph.
-            "memory": lambda i: torch.neg(source, out=target),
-        },
-        device,
-        reps,
-    )
-    return Peaks(
-        ffma=2 * CHAINS * iterations * elements / timings["ffma"].best,
-        memory=2 * copied / timings["memory"].best,
-    )
+    work = {  # what: (its FLOP or bytes, a call that does them)
+        "ffma": (
+            2 * CHAINS * iterations * elements,
+            lambda i: torch.ops.sgemm.ffma_peak(sink.fill_(1e-3), iterations),
+        ),
+        # A kernel: a copy would be left to a copy engine, which is slower in a CUDA graph.
+        "memory": (2 * source.nbytes, lambda i: torch.neg(source, out=target)),
+    }
+    if on_gpu:
+        cached = torch.randn(timing.cache_bytes(device) // 3 // 16 * 4, device=device)
+        work["l2"] = (
+            100 * cached.nbytes,
+            lambda i: torch.ops.sgemm.l2_peak(cached, sink, 100),
+        )
+        work["shared"] = (
+            16 * iterations * elements,
+            lambda i: torch.ops.sgemm.shared_peak(sink, iterations),
+        )
+    timings = timing.interleaved({what: call for what, (_, call) in work.items()}, device, reps)
+    return Peaks(**{what: amount / timings[what].best for what, (amount, _) in work.items()})
 
 
 def main() -> None:

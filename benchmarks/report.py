@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+import torch_sgemm
 from torch_sgemm import _build_info
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,6 +42,13 @@ def sizes(parser: argparse.ArgumentParser, given: list[int]) -> tuple[int, int, 
         parser.error(f"sizes must be at least 1, got {' '.join(map(str, given))}")
     M, N, K = given if len(given) == 3 else given * 3
     return M, N, K
+
+
+def check_kernel(parser: argparse.ArgumentParser, name: str) -> None:
+    """One of the stages, or cublas."""
+    names = [*torch_sgemm.STAGES, "cublas"]
+    if name not in names:
+        parser.error(f"no kernel is called '{name}'; there are {', '.join(names)}")
 
 
 def add_device_argument(parser: argparse.ArgumentParser) -> None:

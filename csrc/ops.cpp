@@ -390,8 +390,25 @@ struct cublas_on_cuda {
 
 void ffma_peak_on_cuda(Tensor sink, int64_t iterations) {
   const OnDeviceOf guard(check_sink(sink, iterations));
-  check_launch(peaks::ffma_on_cuda(static_cast<float*>(sink.data_ptr()), sink.numel(), iterations,
-                                   current_stream(sink)));
+  check_launch(peaks::ffma_on_cuda(static_cast<float*>(sink.data_ptr()), sink.numel(),
+                                   static_cast<int>(iterations), current_stream(sink)));
+}
+
+void shared_peak_on_cuda(Tensor sink, int64_t iterations) {
+  const OnDeviceOf guard(check_sink(sink, iterations));
+  check_launch(peaks::shared_on_cuda(static_cast<float*>(sink.data_ptr()), sink.numel(),
+                                     static_cast<int>(iterations), current_stream(sink)));
+}
+
+void l2_peak_on_cuda(Tensor data, Tensor sink, int64_t iterations) {
+  const OnDeviceOf guard(check_sink(sink, iterations));
+  same_device("data", float32("data", data), sink);
+  const auto* first = static_cast<const float*>(data.data_ptr());
+  if (!data.is_contiguous() || data.numel() % 4 != 0 || reinterpret_cast<uintptr_t>(first) % 16 != 0)
+    fail("data must be contiguous, aligned to 16 bytes and a multiple of 4 elements, got shape ",
+         shape(data));
+  check_launch(peaks::l2_on_cuda(first, data.numel(), static_cast<float*>(sink.data_ptr()), sink.numel(),
+                                 static_cast<int>(iterations), current_stream(sink)));
 }
 
 #else
@@ -400,7 +417,8 @@ void ffma_peak_on_cuda(Tensor sink, int64_t iterations) {
 [[noreturn]] void no_cuda() { fail("this build of torch_sgemm has no CUDA kernels: " SGEMM_NO_CUDA); }
 Tensor run_no_cuda(Tensor, Tensor, std::optional<Tensor>, double, double) { no_cuda(); }
 void run_out_no_cuda(Tensor, Tensor, std::optional<Tensor>, double, double, Tensor) { no_cuda(); }
-void ffma_peak_no_cuda(Tensor, int64_t) { no_cuda(); }
+void peak_no_cuda(Tensor, int64_t) { no_cuda(); }
+void l2_peak_no_cuda(Tensor, Tensor, int64_t) { no_cuda(); }
 
 #endif
 
@@ -417,6 +435,8 @@ STABLE_TORCH_LIBRARY(sgemm, m) {
   SGEMM_STAGES(SGEMM_DEFINE)
   SGEMM_DEFINE(cublas)
   m.def("ffma_peak(Tensor(a!) sink, int iterations) -> ()");
+  m.def("shared_peak(Tensor(a!) sink, int iterations) -> ()");
+  m.def("l2_peak(Tensor data, Tensor(a!) sink, int iterations) -> ()");
 }
 
 #define SGEMM_IMPLEMENT(op, backend)     \
@@ -436,13 +456,17 @@ STABLE_TORCH_LIBRARY_IMPL(sgemm, CUDA, m) {
   SGEMM_STAGES(SGEMM_CUDA)
   SGEMM_IMPLEMENT(cublas, cublas_on_cuda)
   m.impl("ffma_peak", TORCH_BOX(&ffma_peak_on_cuda));
+  m.impl("shared_peak", TORCH_BOX(&shared_peak_on_cuda));
+  m.impl("l2_peak", TORCH_BOX(&l2_peak_on_cuda));
 #else
 #define SGEMM_CUDA(op)                  \
   m.impl(#op, TORCH_BOX(&run_no_cuda)); \
   m.impl(#op ".out", TORCH_BOX(&run_out_no_cuda));
   SGEMM_STAGES(SGEMM_CUDA)
   SGEMM_CUDA(cublas)
-  m.impl("ffma_peak", TORCH_BOX(&ffma_peak_no_cuda));
+  m.impl("ffma_peak", TORCH_BOX(&peak_no_cuda));
+  m.impl("shared_peak", TORCH_BOX(&peak_no_cuda));
+  m.impl("l2_peak", TORCH_BOX(&l2_peak_no_cuda));
 #endif
 }
 

@@ -376,7 +376,10 @@ def test_the_default_is_a_size_for_the_device(monkeypatch):
     [
         (["stage2", "40", "--device", "cpu"], 0, "stage2, M = 40, N = 40, K = 40"),
         (["stage2", "40", "50", "60", "--device", "cpu"], 0, "M = 40, N = 50, K = 60"),
-        (["stage99", "40"], 2, "invalid choice: 'stage99' (choose from"),
+        (["stage1", "stage2", "40", "--device", "cpu"], 0, "stage1, M = 40, N = 40, K = 40"),
+        (["stage99", "40"], 2, "no kernel is called 'stage99'; there are stage0, stage1"),
+        (["40"], 2, "name a kernel: stage0, stage1"),
+        (["stage2", "40", "stage3"], 2, "kernels come first, then N or M N K"),
         (["stage2", "40", "50"], 2, "give one size, N, or three, M N K"),
         (["cublas", "40", "--device", "cpu"], 2, "there is no cuBLAS on the CPU"),
     ],
