@@ -67,7 +67,9 @@ gpu-sanitize: need-gpu
 
 gpu-bench: need-gpu
 	$(PYTHON) benchmarks/ladder.py --save
-	$(PYTHON) benchmarks/report.py
+	$(PYTHON) benchmarks/counters.py --save
+	$(PYTHON) benchmarks/roofline.py
+	$(PYTHON) benchmarks/documents.py
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile

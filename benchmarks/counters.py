@@ -63,7 +63,7 @@ STALLS = (
 )
 METRICS |= {f"stall_{reason}": _STALL.format(reason) for reason in STALLS}
 
-OURS = re.compile(r"\bsgemm::(stage\w+)::kernel\b")
+OURS = re.compile(r"\b(stage\w+)::kernel\b")
 
 
 def run_ncu(kernels: list[str], size: int) -> list[dict]:

@@ -1,7 +1,5 @@
 """The one way to report: results files, and from them the tables and pictures of the documents.
 
-    python benchmarks/report.py      writes what the results say into README.md and docs/ladder.md
-
 Results are CSV files under benchmarks/results/<device>/, with env.json beside them. A figure in the
 README comes from such a file, never from a keyboard.
 """
@@ -256,27 +254,3 @@ def between_markers(text: str, name: str, content: str) -> str:
         raise ValueError(f"expected one '{begin}' and one '{end}' after it")
     head, rest = text.split(begin)
     return head + begin + "\n" + content + "\n" + end + rest.split(end)[1]
-
-
-def documents() -> dict[Path, str]:
-    """README.md and docs/ladder.md as the results would have them."""
-    readme, story = ROOT / "README.md", ROOT / "docs" / "ladder.md"
-    texts = {readme: readme.read_text(), story: story.read_text()}
-    for folder in sorted(path.parent for path in RESULTS.glob("*/ladder.csv")):
-        rows, env = read_csv(folder / "ladder.csv"), read_environment(folder)
-        table = ladder_markdown(rows, env)
-        texts[readme] = between_markers(texts[readme], f"ladder {folder.name}", table)
-        if "gpu" in env:
-            claims = claims_markdown(rows, env)
-            texts[story] = between_markers(texts[story], f"claims {folder.name}", claims)
-    return texts
-
-
-def main() -> None:
-    argparse.ArgumentParser(description=__doc__.split("\n")[0]).parse_args()
-    for path, text in documents().items():
-        path.write_text(text)
-
-
-if __name__ == "__main__":
-    main()

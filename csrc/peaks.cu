@@ -36,9 +36,9 @@ __global__ __launch_bounds__(THREADS) void shared(float* sink, int64_t count, in
   float total = 0.0f;
 #pragma unroll 8
   for (int n = 0; n < iterations; ++n) {
-    // volatile: the same row comes round again, and must be loaded again.
+    // volatile twice: the same row comes round again, and neither compiler may keep it.
     float4 v;
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
                  : "r"(static_cast<unsigned>(__cvta_generic_to_shared(&tile[n % ROWS][threadIdx.x]))));
     total += sum(v);

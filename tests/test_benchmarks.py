@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import check
+import documents
 import ladder
 import peaks
 import pytest
@@ -299,8 +300,8 @@ def test_what_is_written_between_markers_replaces_only_that():
 
 
 def test_the_documents_say_what_the_results_files_say():
-    for path, text in report.documents().items():
-        assert path.read_text() == text, f"{path.name}: run benchmarks/report.py"
+    for path, text in documents.documents().items():
+        assert path.read_text() == text, f"{path.name}: run benchmarks/documents.py"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,44 @@
+"""Writes what the results say into README.md and docs/ladder.md, between their markers.
+
+python benchmarks/documents.py
+"""
+
+import argparse
+from pathlib import Path
+
+import counters
+import report
+import roofline
+
+
+def documents() -> dict[Path, str]:
+    """The documents as the results would have them."""
+    readme, story = report.ROOT / "README.md", report.ROOT / "docs" / "ladder.md"
+    texts = {readme: readme.read_text(), story: story.read_text()}
+
+    def put(path: Path, marker: str, content: str) -> None:
+        texts[path] = report.between_markers(texts[path], marker, content)
+
+    for folder in sorted(path.parent for path in report.RESULTS.glob("*/env.json")):
+        env = report.read_environment(folder)
+        found = {path.stem: report.read_csv(path) for path in folder.glob("*.csv")}
+        name = folder.name
+        put(readme, f"ladder {name}", report.ladder_markdown(found["ladder"], env))
+        if "gpu" in env:
+            put(story, f"claims {name}", report.claims_markdown(found["ladder"], env))
+        if "profile" in found:
+            size = found["ladder"][0]["M"]
+            put(story, f"counters {name}", counters.markdown(found["profile"], size, env))
+            table = roofline.markdown(found["roofline"], found["profile"], env)
+            put(story, f"intensities {name}", table)
+    return texts
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__.split("\n")[0]).parse_args()
+    for path, text in documents().items():
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
