@@ -113,16 +113,19 @@ def top_stalls(values: dict[str, float], count: int = 2) -> str:
 
 
 def _ratio(values: dict[str, float], above: str, below: str) -> str:
-    return f"{values[above] / values[below]:.2g}" if values.get(below) else "-"
+    return f"{values[above] / values[below]:.3g}" if values.get(below) else "-"
+
+
+def _per_multiply_add(values: dict[str, float], instructions: str) -> str:
+    return f"{32 * values[instructions] / values['multiply_adds']:.2f}"
 
 
 #: heading: a cell from a kernel's values.
 COLUMNS = {
     "sectors / load": lambda v: _ratio(v, "global_load_sectors", "global_load_requests"),
     "sectors / store": lambda v: _ratio(v, "global_store_sectors", "global_store_requests"),
-    "shared loads / FMA": lambda v: (
-        f"{32 * v['shared_loads'] / v['multiply_adds']:.2f}" if v["multiply_adds"] else "-"
-    ),
+    "global loads / FMA": lambda v: _per_multiply_add(v, "global_load_requests"),
+    "shared loads / FMA": lambda v: _per_multiply_add(v, "shared_loads"),
     "wavefronts / shared load": lambda v: _ratio(v, "shared_load_wavefronts", "shared_loads"),
     "wavefronts / shared store": lambda v: _ratio(v, "shared_store_wavefronts", "shared_stores"),
     "L1 %": lambda v: f"{v['l1_pct']:.0f}",

@@ -137,7 +137,9 @@ def write_csv(path: Path, rows: list[dict]) -> None:
 
 
 def _cell(value) -> object:
-    return f"{value:.5g}" if isinstance(value, float) else "" if value is None else value
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else f"{value:.5g}"  # counts are exact
+    return "" if value is None else value
 
 
 def read_csv(path: Path) -> list[dict]:

@@ -92,6 +92,23 @@ def markdown(points: list[dict], profile: list[dict], env: dict) -> str:
     )
 
 
+def _clusters(points: list[dict]) -> list[list[dict]]:
+    """Points that would hide one another's names, together."""
+    groups: list[list[dict]] = []
+    for point in sorted(points, key=lambda p: -p["tflops"]):
+        for group in groups:
+            near = (
+                max(point[key], group[0][key]) / min(point[key], group[0][key]) < limit
+                for key, limit in (("flop_per_byte", 2.2), ("tflops", 1.18))
+            )
+            if all(near):
+                group.append(point)
+                break
+        else:
+            groups.append([point])
+    return groups
+
+
 def picture(points: list[dict], peaks: dict[str, float], env: dict, path: Path) -> None:
     """A panel a level: its roof, and the kernels under it."""
     import matplotlib
@@ -109,22 +126,15 @@ def picture(points: list[dict], peaks: dict[str, float], env: dict, path: Path) 
         roof = [left, ridge, right]
         axes.plot(roof, [min(peaks["ffma"], x * peaks[peak]) for x in roof], color="#9a9a9a")
         axes.set_title(f"{level}: {peaks[peak]:.3g} TB/s", fontsize=10, loc="left")
-        placed: list[tuple[float, float]] = []
-        for point in sorted(here, key=lambda p: -p["tflops"]):
-            x, y = point["flop_per_byte"], point["tflops"]
-            colour = "#3b6fb6" if report.stage_file(point["kernel"]) else "#4a4a4a"
-            axes.plot(x, y, "o", color=colour, markersize=5)
-            # Below its neighbour where both would be written at the same height.
-            near = sum(abs(x / px - 1) < 2 and abs(y / py - 1) < 0.2 for px, py in placed)
+        for group in _clusters(here):
+            x, y = group[0]["flop_per_byte"], group[0]["tflops"]
+            names = ", ".join(point["kernel"] for point in group)
+            colour = "#3b6fb6" if report.stage_file(group[0]["kernel"]) else "#4a4a4a"
+            for point in group:
+                axes.plot(point["flop_per_byte"], point["tflops"], "o", color=colour, markersize=5)
             axes.annotate(
-                point["kernel"],
-                (x, y),
-                textcoords="offset points",
-                xytext=(6, 3 - 10 * near),
-                fontsize=8,
-                color=colour,
+                names, (x, y), xytext=(7, -3), textcoords="offset points", fontsize=8, color=colour
             )
-            placed.append((x, y))
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlabel("FLOP per byte")

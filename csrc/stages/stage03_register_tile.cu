@@ -1,9 +1,9 @@
 // Stage 3: each thread computes a 2x2 tile of C in registers.
 //
 //   Was slow:  two shared loads for each multiply-add (Chapter 9 counts one)
-//   Change:    for each k a thread loads 2 values of As and 2 of Bs, and they feed 4 multiply-adds
-//   Cost:      64 threads a block, each with four accumulators
-//   Slow now:  one shared load for each multiply-add: 2x2 halves the loads (Chapter 9 says it quarters them)
+//   Change:    for each k, 2 values of As and 2 of Bs feed 4 multiply-adds: half the loads, not a quarter
+//   Cost:      64 threads a block; each copies a 2x2 patch of a tile, so a warp skips every other column
+//   Slow now:  shared memory still: one load for each multiply-add as written, and stores in 4-way conflict
 #include "../gemm.cuh"
 
 namespace sgemm::stage3 {
