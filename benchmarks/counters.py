@@ -18,6 +18,8 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import report
@@ -63,38 +65,80 @@ STALLS = (
 )
 METRICS |= {f"stall_{reason}": _STALL.format(reason) for reason in STALLS}
 
+NCU_SECONDS = 540
+
 OURS = re.compile(r"\b(stage\w+)::kernel\b")
 
 
-def run_ncu(kernels: list[str], size: int) -> list[dict]:
-    """The rows of profile.csv for one launch of each kernel."""
-    script = Path(__file__).with_name("one.py")
-    # Ours are all called kernel; what cuBLAS launches has gemm in its name.
+class CountersError(Exception):
+    """ncu is missing, or did not count what was asked for; the text says why."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What ncu counted of one launch."""
+
+    kernel: str  # as ncu names it: void stage2::kernel<0>(...)
+    values: dict[str, float]  # by ncu's names
+    units: dict[str, str]
+
+
+def ncu(program: Sequence[str], kernels: str, metrics: Sequence[str]) -> list[Launch]:
+    """Runs a Python program (script and arguments) and counts the launches of kernels, in order.
+
+    `kernels` is a regular expression for a kernel's name without namespaces and arguments.
+    """
+    if shutil.which("ncu") is None:
+        raise CountersError("ncu was not found: install Nsight Compute, or put it on PATH")
     command = ["ncu", "--csv", "--print-units", "base", "--clock-control", "none"]
-    command += ["--kernel-name", "regex:^kernel$|gemm", "--metrics", ",".join(METRICS.values())]
-    command += [sys.executable, str(script), *kernels, str(size)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0 or "==ERROR==" in done.stdout:
-        sys.exit(f"counters.py: ncu failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return parse(done.stdout, size)
+    command += ["--kernel-name", f"regex:{kernels}", "--metrics", ",".join(metrics)]
+    command += [sys.executable, *program]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=NCU_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise CountersError(f"ncu took more than {NCU_SECONDS} s") from None
+    if done.returncode != 0 or '"ID","' not in done.stdout:
+        said = done.stdout.strip().split("\n")[-5:] + done.stderr.strip().split("\n")[-5:]
+        raise CountersError("ncu failed: " + "\n".join(said))
+    launches = parse(done.stdout)
+    for launch in launches:
+        if missing := [metric for metric in metrics if metric not in launch.values]:
+            raise CountersError(f"ncu did not count {', '.join(missing)} of {launch.kernel}")
+    return launches
 
 
-def parse(output: str, size: int) -> list[dict]:
-    """ncu's CSV (one line a launch and metric, after the program's own output) as our rows."""
-    header = output.index('"ID","')
-    short = {metric: name for name, metric in METRICS.items()}
-    sums: dict[tuple[str, str], dict] = {}
-    for line in csv.DictReader(io.StringIO(output[header:])):
-        ours = OURS.search(line["Kernel Name"])
+def parse(output: str) -> list[Launch]:
+    """ncu's CSV: one line for each launch and metric, after what the program printed."""
+    launches: dict[int, Launch] = {}
+    for line in csv.DictReader(io.StringIO(output[output.index('"ID","') :])):
+        launch = launches.setdefault(int(line["ID"]), Launch(line["Kernel Name"], {}, {}))
+        launch.values[line["Metric Name"]] = float(line["Metric Value"].replace(",", ""))
+        launch.units[line["Metric Name"]] = line["Metric Unit"]
+    return [launches[number] for number in sorted(launches)]
+
+
+def measure(kernels: Sequence[str], size: int) -> list[dict]:
+    """The rows of profile.csv for one launch of each kernel."""
+    script = str(Path(__file__).with_name("one.py"))
+    # Ours are all called kernel; what cuBLAS launches has gemm in its name.
+    program = [script, *kernels, str(size)]
+    return rows_of(ncu(program, "^kernel$|gemm", list(METRICS.values())), size)
+
+
+def rows_of(launches: Sequence[Launch], size: int) -> list[dict]:
+    rows: dict[tuple[str, str], dict] = {}
+    for launch in launches:
+        ours = OURS.search(launch.kernel)
         kernel = ours[1] if ours else "cublas"
-        name = short[line["Metric Name"]]
-        value = float(line["Metric Value"].replace(",", ""))
-        row = {"kernel": kernel, "M": size, "N": size, "K": size, "metric": name}
-        row |= {"unit": line["Metric Unit"], "value": value}
-        seen = sums.setdefault((kernel, name), row)
-        if seen is not row and line["Metric Name"].endswith(".sum"):
-            seen["value"] += value  # cuBLAS may launch two: its totals add up
-    return list(sums.values())
+        for name, metric in METRICS.items():
+            if metric not in launch.values:
+                continue
+            row = {"kernel": kernel, "M": size, "N": size, "K": size, "metric": name}
+            row |= {"unit": launch.units[metric], "value": launch.values[metric]}
+            seen = rows.setdefault((kernel, name), row)
+            if seen is not row and metric.endswith(".sum"):
+                seen["value"] += row["value"]  # cuBLAS may launch two: its totals add up
+    return list(rows.values())
 
 
 def by_kernel(rows: list[dict], size: int) -> dict[str, dict[str, float]]:
@@ -176,11 +220,12 @@ def main() -> None:
     device = report.pick_device(parser, None)
     if device == "cpu":
         parser.error("hardware counters need a GPU and a build with CUDA; there is none here")
-    if shutil.which("ncu") is None:
-        parser.error("ncu was not found: install Nsight Compute, or put it on PATH")
     rows = []
     for size in args.sizes:
-        found = run_ncu(args.kernels or names, size)
+        try:
+            found = measure(args.kernels or names, size)
+        except CountersError as error:
+            sys.exit(f"counters.py: {error}")
         print(text(found, size), end="\n\n")
         rows += found
     if args.save:
