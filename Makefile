@@ -10,7 +10,7 @@
 
 BASE_PYTHON ?= python3
 SANITIZERS ?= memcheck racecheck synccheck
-ARCHS := 8.0;8.6;8.9;9.0a;10.0;12.0+PTX
+ARCHS := $(shell sed -n 's/^ALL_ARCHS = "\(.*\)"/\1/p' setup.py)
 
 ifdef PYTHON
 export PYTHONPATH := $(if $(PYTHONPATH),$(PYTHONPATH):)$(CURDIR)
@@ -47,7 +47,7 @@ build: $(ENVIRONMENT)
 lint: $(ENVIRONMENT)
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
-	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs $(dir $(PYTHON))clang-format --dry-run -Werror
+	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | PATH="$(dir $(PYTHON)):$$PATH" xargs clang-format --dry-run -Werror
 
 wheel: $(ENVIRONMENT)
 	TORCH_CUDA_ARCH_LIST='$(ARCHS)' $(PYTHON) -m pip wheel -q --no-build-isolation --no-deps -w dist .

@@ -25,6 +25,8 @@ OLDEST_TORCH = "0x020b000000000000"  # 2.11.0, for the stable ABI's headers
 
 def find_cuda():
     """(nvcc's CUDA version, "") or (None, the reason why there is none)."""
+    if os.environ.get("TORCH_SGEMM_CUDA", "") not in ("", "0", "1"):
+        sys.exit(f"TORCH_SGEMM_CUDA must be 0 or 1, got {os.environ['TORCH_SGEMM_CUDA']}")
     if os.environ.get("TORCH_SGEMM_CUDA") == "0":
         return None, "TORCH_SGEMM_CUDA=0 was set when it was built"
     if not torch.version.cuda:
@@ -82,6 +84,7 @@ def git(*args):
 
 CUDA, NO_CUDA = find_cuda()
 ARCHS = find_archs() if CUDA else ""
+TOOLKIT = f"cu{CUDA.split('.')[0]}" if CUDA else "cpu"
 if CUDA:
     os.environ["TORCH_CUDA_ARCH_LIST"] = ARCHS
 elif os.environ.get("TORCH_SGEMM_CUDA") == "1":
@@ -96,7 +99,7 @@ class Build(BuildExtension):
         super().run()
         status = git("status", "--porcelain", "--untracked-files=no")
         info = {
-            "VERSION": self.distribution.get_version(),
+            "VERSION": f"{VERSION}+{TOOLKIT}",
             "TORCH": torch.__version__,
             "TORCH_CUDA": torch.version.cuda,
             "CUDA": CUDA,
@@ -151,8 +154,9 @@ def extension():
 # Run from the project's folder, whoever calls: sources are named relative to it.
 os.chdir(ROOT)
 setup(
-    version=f"{VERSION}+{'cu' + CUDA.split('.')[0] if CUDA else 'cpu'}",
+    version=VERSION,
     ext_modules=[extension()],
     cmdclass={"build_ext": Build},
-    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+    # In a wheel's name, but not in its version: an sdist is for every toolkit.
+    options={"bdist_wheel": {"py_limited_api": "cp310", "build_number": f"1{TOOLKIT}"}},
 )

@@ -27,6 +27,7 @@ class Reference:
 
     exact: Tensor  # float64
     scale: Tensor  # float64: D above
+    product: Tensor  # float64: |A| |B|
     allowed: Tensor  # float64: the largest |error| of an entry
 
 
@@ -46,18 +47,19 @@ def reference(
     K = a.shape[1]
     if alpha == 0 or K == 0:
         exact = torch.zeros(shape, dtype=torch.float64, device=a.device)
-        scale = exact.clone()
+        product = scale = exact
     else:
         a64, b64 = a.double(), b.double()
         exact = alpha * (a64 @ b64)
-        scale = abs(alpha) * (a64.abs() @ b64.abs())
+        product = a64.abs() @ b64.abs()
+        scale = abs(alpha) * product
     if c is not None and beta != 0:
         exact = exact + beta * c.double()
         scale = scale + abs(beta) * c.double().abs()
     plain = alpha == 1 and (c is None or beta == 0)
     steps = K + (2 if plain else 4)
     allowed = steps * 2.0**-24 * scale + steps * 2.0**-150 * max(1.0, abs(alpha))
-    return Reference(exact, scale, allowed)
+    return Reference(exact, scale, product, allowed)
 
 
 def errors(result: Tensor, ref: Reference) -> Errors:
@@ -68,14 +70,15 @@ def errors(result: Tensor, ref: Reference) -> Errors:
             f"got {result.dtype} of {tuple(result.shape)}"
         )
     rounded = ref.exact.float()
-    measured = rounded.isfinite() & (ref.scale < FLT_MAX)
+    largest = torch.maximum(ref.scale, ref.product)  # NaN where either is
+    measured = rounded.isfinite() & (largest < FLT_MAX)
     difference = (result.double() - ref.exact).abs()
     good = torch.where(
         measured,
         difference <= ref.allowed,
         _same_class(result, rounded)
         # An FP32 running sum may overflow where the exact one does not, and inf - inf is NaN.
-        | (ref.scale.isfinite() & (ref.scale >= FLT_MAX) & ~result.isfinite()),
+        | (largest.isfinite() & (largest >= FLT_MAX) & ~result.isfinite()),
     )
     wrong = int((~good).sum())
     example = ""
@@ -137,6 +140,15 @@ def require_fp32(matmul: Callable[[Tensor, Tensor], Tensor], device: str, what: 
                 "Is TF32 switched on? See torch.backends.cuda.matmul.fp32_precision and the "
                 "variables TORCH_ALLOW_TF32_CUBLAS_OVERRIDE and NVIDIA_TF32_OVERRIDE"
             )
+
+
+def require_half_precision(rms: float, what: str) -> None:
+    """That a row which stands for TF32, FP16 or BF16 has their error: less is not what ran."""
+    if not 2.0**-14 < rms < 2.0**-6:
+        raise CheckError(
+            f"{what}: an rms error of {rms:.2g} is not that of 8 to 11 significant bits; "
+            "did it run, and at that precision?"
+        )
 
 
 def require_below_peak(rate: float, peak: float, what: str, unit: str = "TFLOP/s") -> None:

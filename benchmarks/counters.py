@@ -230,8 +230,7 @@ def main() -> None:
         rows += found
     if args.save:
         folder = report.results_folder(device)
-        report.write_csv(folder / "profile.csv", rows)
-        report.write_environment(folder, device)
+        report.save(folder, "profile.csv", rows, report.environment(device))
 
 
 if __name__ == "__main__":

@@ -17,19 +17,21 @@ def documents() -> dict[Path, str]:
     texts = {readme: readme.read_text(), story: story.read_text()}
 
     def put(path: Path, marker: str, content: str) -> None:
-        texts[path] = report.between_markers(texts[path], marker, content)
+        if f"<!-- {marker} -->" in texts[path]:  # the documents show some devices, not all
+            texts[path] = report.between_markers(texts[path], marker, content)
 
     for folder in sorted(path.parent for path in report.RESULTS.glob("*/env.json")):
-        env = report.read_environment(folder)
         found = {path.stem: report.read_csv(path) for path in folder.glob("*.csv")}
+        envs = {name: report.read_environment(folder, f"{name}.csv") for name in found}
         name = folder.name
-        put(readme, f"ladder {name}", report.ladder_markdown(found["ladder"], env))
-        if "gpu" in env:
-            put(story, f"claims {name}", report.claims_markdown(found["ladder"], env))
-        if "profile" in found:
+        if "ladder" in found:
+            put(readme, f"ladder {name}", report.ladder_markdown(found["ladder"], envs["ladder"]))
+            put(story, f"claims {name}", report.claims_markdown(found["ladder"], envs["ladder"]))
+        if {"ladder", "profile", "roofline"} <= set(found):
             size = found["ladder"][0]["M"]
-            put(story, f"counters {name}", counters.markdown(found["profile"], size, env))
-            table = roofline.markdown(found["roofline"], found["profile"], env)
+            table = counters.markdown(found["profile"], size, envs["profile"])
+            put(story, f"counters {name}", table)
+            table = roofline.markdown(found["roofline"], found["profile"], envs["profile"])
             put(story, f"intensities {name}", table)
     return texts
 

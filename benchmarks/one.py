@@ -45,6 +45,9 @@ def main() -> None:
     M, N, K = report.sizes(parser, size)
     if "cublas" in kernels and device == "cpu":
         parser.error("cublas: there is no cuBLAS on the CPU; name a stage")
+    needed, free = 4 * (M * K + K * N + M * N), report.memory_free(device)
+    if needed > free:
+        parser.error(f"{needed / 2**30:.1f} GiB are needed and {free / 2**30:.1f} GiB are free")
     for kernel in kernels:
         launch(kernel, M, N, K, device)
         print(f"{kernel}, M = {M}, N = {N}, K = {K}, on {report.device_name(device)}")

@@ -40,7 +40,8 @@ def measure(device: str, reps: int = 5) -> Peaks:
     elements = 2048 * processors if on_gpu else 64 * torch.get_num_threads()
     iterations = 20_000 if on_gpu else 200_000
     sink = torch.full((elements,), 1e-3, device=device)
-    source = torch.randn((2 << 30 if on_gpu else 256 << 20) // 4, device=device)
+    copied = min(2 << 30 if on_gpu else 256 << 20, report.memory_free(device) // 8)
+    source = torch.randn(copied // 4, device=device)
     target = torch.empty_like(source)
     work = {  # what: (its FLOP or bytes, a call that does them)
         "ffma": (
@@ -75,8 +76,7 @@ def main() -> None:
         print(f"{row['what']:8} {row['value']:8.3f} {row['unit']}")
     if args.save:
         folder = report.results_folder(device)
-        report.write_csv(folder / "peaks.csv", peaks.rows())
-        report.write_environment(folder, device)
+        report.save(folder, "peaks.csv", peaks.rows(), report.environment(device))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import argparse
 import csv
 import datetime
 import json
+import os
 import platform
 import re
 import subprocess
@@ -101,6 +102,19 @@ def environment(device: str) -> dict:
     }
 
 
+def memory_free(device: str) -> int:
+    """Bytes that can be allocated."""
+    if device != "cpu":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        available = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text())
+    except OSError:
+        available = None
+    if available:
+        return 1024 * int(available[1])
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def _driver() -> str | None:
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
@@ -157,12 +171,17 @@ def _value(cell: str) -> object:
     return cell or None
 
 
-def write_environment(folder: Path, device: str) -> None:
-    (folder / "env.json").write_text(json.dumps(environment(device), indent=2) + "\n")
+def save(folder: Path, name: str, rows: list[dict], env: dict) -> None:
+    """A file of results, and in env.json beside it what it was measured on."""
+    write_csv(folder / name, rows)
+    path = folder / "env.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(known | {name: env}, indent=2, sort_keys=True) + "\n")
 
 
-def read_environment(folder: Path) -> dict:
-    return json.loads((folder / "env.json").read_text())
+def read_environment(folder: Path, name: str) -> dict:
+    """What a file of results was measured on."""
+    return json.loads((folder / "env.json").read_text())[name]
 
 
 # ---- tables and pictures -------------------------------------------------------------------------

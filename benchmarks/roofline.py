@@ -163,8 +163,9 @@ def main() -> None:
         parser.error(f"{folder} has no {missing[0]}.csv; make gpu-bench writes it")
     points = rows(folder)
     peaks = {row["what"]: row["value"] for row in report.read_csv(folder / "peaks.csv")}
-    report.write_csv(folder / "roofline.csv", points)
-    picture(points, peaks, report.read_environment(folder), folder / "roofline.png")
+    env = report.read_environment(folder, "profile.csv")
+    report.save(folder, "roofline.csv", points, env)
+    picture(points, peaks, env, folder / "roofline.png")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from check import CheckError
 WARM_SECONDS = 0.05
 SAMPLE_SECONDS = 0.02
 GRAPH_BELOW_SECONDS = 1e-3
+MAX_SETS = 4096
 
 #: A contender: called with 0, 1, 2, ...; it picks its inputs by that number and launches once.
 Call = Callable[[int], object]
@@ -46,9 +47,13 @@ def interleaved(
     device: str,
     reps: int,
     progress: Callable[[str], None] = lambda name: None,
+    period: int = 1,
 ) -> dict[str, Timing]:
-    """Times each contender `reps` times, in turns. `progress` is told whose turn it is."""
-    batches = {name: _Batch(call, device) for name, call in calls.items()}
+    """Times each contender `reps` times, in turns. `progress` is told whose turn it is.
+
+    `period` is how many sets of inputs the calls take turns with: a batch uses each as often.
+    """
+    batches = {name: _Batch(call, device, period) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(reps):
         for name, batch in batches.items():
@@ -63,7 +68,7 @@ def interleaved(
 class _Batch:
     """So many calls of a contender that a sample takes SAMPLE_SECONDS."""
 
-    def __init__(self, call: Call, device: str):
+    def __init__(self, call: Call, device: str, period: int):
         self.call, self.device = call, device
         self.first, self.graph = 0, None
         self.count = 1
@@ -71,6 +76,8 @@ class _Batch:
         once = self._seconds()
         self.count = max(1, min(1000, round(SAMPLE_SECONDS / max(once, 1e-7))))
         if device != "cpu" and once < GRAPH_BELOW_SECONDS:
+            # Every replay is of the same calls: with fewer than a period they stay in cache.
+            self.count = period * max(1, round(self.count / period))
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph):
                 self._launch()
@@ -119,11 +126,15 @@ def cache_bytes(device: str) -> int:
     if device != "cpu":
         return torch.cuda.get_device_properties(device).L2_cache_size
     try:
-        return max(os.sysconf("SC_LEVEL3_CACHE_SIZE"), 1 << 20)
+        known = os.sysconf("SC_LEVEL3_CACHE_SIZE")
     except (OSError, ValueError):
-        return 64 << 20
+        known = 0
+    return known if known > 0 else 64 << 20
 
 
 def rotation(set_bytes: int, device: str) -> int:
-    """How many sets of inputs to take turns with, for each to be out of cache at its turn."""
-    return 1 + -(-2 * cache_bytes(device) // set_bytes)
+    """How many sets of inputs to take turns with, for each to be out of cache at its turn.
+
+    At most MAX_SETS: inputs of a few hundred bytes stay in cache.
+    """
+    return min(MAX_SETS, 1 + -(-2 * cache_bytes(device) // set_bytes))

@@ -6,11 +6,16 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <iomanip>
 #include <numeric>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include "gemm.h"
 #include "host/interrupt.h"
@@ -105,7 +110,10 @@ struct Extent {
   Extent(const float* data, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride)
       : data(data), rows(rows), cols(cols), row_stride(row_stride), col_stride(col_stride) {}
 
-  bool operator==(const Extent&) const = default;
+  bool operator==(const Extent& e) const {
+    return std::tie(data, rows, cols, row_stride, col_stride) ==
+           std::tie(e.data, e.rows, e.cols, e.row_stride, e.col_stride);
+  }
   bool empty() const { return rows == 0 || cols == 0; }
   const float* end() const { return data + (rows - 1) * row_stride + (cols - 1) * col_stride + 1; }
 };
@@ -114,7 +122,11 @@ int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) 
 
 // Whether two matrices share an element. Exact where both have the same row stride and adjacent columns
 // (slices of one buffer); elsewhere two matrices with interleaved address ranges count as overlapping.
-bool overlap(const Extent& p, const Extent& q) {
+bool overlap(Extent p, Extent q) {
+  for (Extent* e : {&p, &q}) {  // a stride of 0 repeats an element: once is enough
+    if (e->row_stride == 0) e->rows = std::min<int64_t>(e->rows, 1);
+    if (e->col_stride == 0) e->cols = std::min<int64_t>(e->cols, 1);
+  }
   if (p.empty() || q.empty() || p.end() <= q.data || q.end() <= p.data) return false;
   const auto in_rows = [](const Extent& e) { return e.cols == 1 || e.col_stride == 1; };
   const int64_t ld = p.rows > 1 ? p.row_stride : q.row_stride;
@@ -149,12 +161,17 @@ Tensor in_rows(const char* name, const Tensor& t) {
 struct Operands {
   Tensor a, b;
   std::optional<Tensor> c;
-  double alpha, beta;
+  float alpha, beta;
 
   int64_t M() const { return a.sizes()[0]; }
   int64_t N() const { return b.sizes()[1]; }
   bool reads_c() const { return c.has_value() && beta != 0; }
 };
+
+float scalar(const char* name, double value) {
+  if (std::isfinite(value) && std::abs(value) > FLT_MAX) fail(name, " must fit into float32, got ", value);
+  return static_cast<float>(value);
+}
 
 void check(const Operands& o) {
   matrix("a", o.a);
@@ -224,8 +241,8 @@ void compute(const Operands& o, const Tensor& out) {
             .ldo = out.stride(0),
             .c_row = 0,
             .c_col = 0,
-            .alpha = K > 0 ? static_cast<float>(o.alpha) : 0.0f,
-            .beta = static_cast<float>(o.beta)};
+            .alpha = K > 0 ? o.alpha : 0.0f,
+            .beta = o.beta};
   if (o.reads_c()) {
     const Extent c = broadcast(*o.c, p.M, p.N);
     p.c = c.data, p.c_row = c.row_stride, p.c_col = c.col_stride;
@@ -240,7 +257,7 @@ void compute(const Operands& o, const Tensor& out) {
 Tensor allocate(const Operands& o) {
   const int64_t size[] = {o.M(), o.N()};
   std::ostringstream what;
-  what << "allocate the (" << size[0] << ", " << size[1] << ") result, "
+  what << std::fixed << std::setprecision(1) << "allocate the (" << size[0] << ", " << size[1] << ") result, "
        << static_cast<double>(size[0]) * size[1] * sizeof(float) / (1 << 30) << " GiB,";
   return attempt(what.str(), o.a, [&] { return torch::stable::new_empty(o.a, {size, 2}); });
 }
@@ -258,7 +275,7 @@ class OnDeviceOf {
 
 template <class Backend>
 Tensor run(Tensor a, Tensor b, std::optional<Tensor> c, double alpha, double beta) {
-  const Operands o{a, b, c, alpha, beta};
+  const Operands o{a, b, c, scalar("alpha", alpha), scalar("beta", beta)};
   check(o);
   const OnDeviceOf guard(a);
   const Tensor out = allocate(o);
@@ -268,7 +285,7 @@ Tensor run(Tensor a, Tensor b, std::optional<Tensor> c, double alpha, double bet
 
 template <class Backend>
 void run_out(Tensor a, Tensor b, std::optional<Tensor> c, double alpha, double beta, Tensor out) {
-  const Operands o{a, b, c, alpha, beta};
+  const Operands o{a, b, c, scalar("alpha", alpha), scalar("beta", beta)};
   check(o);
   check_out(out, o);
   const OnDeviceOf guard(a);

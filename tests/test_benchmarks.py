@@ -1,7 +1,9 @@
 """The benchmarks' own mistakes: what a harness must notice before it prints a figure."""
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -144,6 +146,39 @@ def test_input_sets_are_more_than_the_cache_holds():
     set_bytes = 4 * (256 * 256 * 2)
     assert timing.rotation(set_bytes, "cpu") * set_bytes > 2 * timing.cache_bytes("cpu")
     assert timing.rotation(100 * timing.cache_bytes("cpu"), "cpu") == 2
+    assert timing.rotation(8, "cpu") == timing.MAX_SETS  # ladder.py 1 must not make millions
+
+
+def test_an_unknown_cache_counts_as_a_large_one(monkeypatch):
+    monkeypatch.setattr(os, "sysconf", lambda name: 0)
+    assert timing.cache_bytes("cpu") == 64 << 20
+
+
+@pytest.mark.gpu
+def test_a_graph_uses_every_set_of_inputs():
+    used = set()
+    x = torch.zeros(8, device="cuda")
+
+    def call(i):
+        used.add(i % 777)
+        x.add_(1)
+
+    timing.interleaved({"short": call}, "cuda", 1, period=777)
+    assert len(used) == 777
+
+
+def test_documents_skip_devices_that_they_do_not_show(monkeypatch, tmp_path):
+    shutil.copytree(report.RESULTS, tmp_path / "results")
+    shutil.copytree(report.RESULTS / "cpu", tmp_path / "results" / "nvidia-geforce")
+    monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
+    assert documents.documents()
+
+
+@pytest.mark.parametrize("rms", [0.0, 1e-6, 0.5, NAN])
+def test_a_row_for_scale_has_the_error_of_its_format(rms):
+    with pytest.raises(check.CheckError, match="significant bits"):
+        check.require_half_precision(rms, "torch.matmul TF32")
+    check.require_half_precision(3e-4, "torch.matmul TF32")
 
 
 def test_median_and_spread_are_of_the_samples():
@@ -248,6 +283,9 @@ def test_the_error_rule_keeps_subnormals_and_forgives_an_overflow_on_the_way():
     a, b = torch.tensor([[3e38, 3e38, -3e38, -3e38]]), torch.ones(4, 1)
     for result in (0.0, float("inf"), NAN):
         assert check.errors(torch.tensor([[result]]), check.reference(a, b)).wrong == 0
+    a, b = torch.full((1, 2), 2e38), torch.ones(2, 1)  # alpha brings it back into range, too late
+    for result in (2e38, float("inf")):
+        assert check.errors(torch.tensor([[result]]), check.reference(a, b, alpha=0.5)).wrong == 0
 
 
 def test_alpha_and_beta_of_zero_read_nothing():
@@ -308,9 +346,10 @@ def test_the_documents_say_what_the_results_files_say():
     "folder", sorted(path.parent.name for path in report.RESULTS.glob("*/env.json"))
 )
 def test_committed_results_are_of_committed_code_and_of_every_stage(folder):
-    env = report.read_environment(report.RESULTS / folder)
-    assert env["commit"]
-    assert not env["dirty"]
+    for path in (report.RESULTS / folder).glob("*.csv"):
+        env = report.read_environment(report.RESULTS / folder, path.name)
+        assert env["commit"]
+        assert not env["dirty"]
     rows = report.read_csv(report.RESULTS / folder / "ladder.csv")
     assert [r["kernel"] for r in rows if r["kernel"].startswith("stage")] == list(
         torch_sgemm.STAGES
@@ -318,8 +357,10 @@ def test_committed_results_are_of_committed_code_and_of_every_stage(folder):
 
 
 def test_env_json_says_what_a_figure_depends_on(tmp_path):
-    report.write_environment(tmp_path, "cpu")
-    env = json.loads((tmp_path / "env.json").read_text())
+    report.save(tmp_path, "old.csv", [{"a": 1}], {"commit": "another"})
+    report.save(tmp_path, "new.csv", [{"a": 1.5}], report.environment("cpu"))
+    assert report.read_environment(tmp_path, "old.csv") == {"commit": "another"}  # its own still
+    env = json.loads((tmp_path / "env.json").read_text())["new.csv"]
     assert {"cpu", "driver", "cuda", "torch", "commit", "dirty", "date"} <= set(env)
     assert env["torch"] == torch.__version__
     assert env["torch"] in report.describe(env)

@@ -261,3 +261,18 @@ def test_errors_leave_nothing_behind(stage):
     for wrong, _ in WRONG.values():
         refusal(stage, **good() | {name: make("cpu") for name, make in wrong.items()})
     assert (stage(**good()) == K).all()
+
+
+@pytest.mark.parametrize("name", ["alpha", "beta"])
+def test_a_scalar_beyond_float32(stage, device, name):
+    """Silently infinite otherwise; torch refuses it too."""
+    a, b, c = (torch.ones(3, 3, device=device) for _ in range(3))
+    with pytest.raises(RuntimeError, match=rf"^{name} must fit into float32, got 1e\+39"):
+        stage(a, b, c, **{name: 1e39})
+
+
+def test_a_scalar_that_float32_rounds_to_zero_reads_nothing(stage, device):
+    """beta = 1e-50 is 0 to the kernel, so c is not read, whatever it holds."""
+    a, bad = torch.ones(3, 3, device=device), torch.full((3, 3), float("inf"), device=device)
+    assert (stage(a, a, bad, beta=1e-50) == 3).all()
+    assert (stage(bad, a, a, alpha=1e-50, beta=2.0) == 2).all()

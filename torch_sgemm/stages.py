@@ -40,9 +40,10 @@ Returns:
     reverse and forward mode.
 
 Raises:
-    RuntimeError: for other dtypes, dimensions, shapes or devices; where out overlaps a or b; where
-        out is given and a gradient is wanted; where M, N or K is over 2,147,482,623. On CUDA also
-        where this build has no kernels for the device.
+    RuntimeError: for other dtypes, dimensions, shapes or devices; where out overlaps a or b, or
+        lies between their elements; where out is given and a gradient is wanted; where M, N or K
+        is over 2,147,482,623, or alpha or beta beyond float32. On CUDA also where this build has
+        no kernels for the device.
 """
 
 
