@@ -22,7 +22,7 @@ ENVIRONMENT := .venv/.complete
 INSTALLED = false
 endif
 
-.PHONY: test bench lint build wheel gpu gpu-test gpu-sanitize gpu-bench need-gpu clean help
+.PHONY: test bench lint build wheel gpu gpu-test gpu-sanitize gpu-bench need-gpu sweeps clean help
 
 test: build
 	cd tests && $(PYTHON) -m pytest $(ARGS)
@@ -65,14 +65,21 @@ gpu-sanitize: need-gpu
 	set -e; for tool in $(SANITIZERS); do \
 	  compute-sanitizer --tool $$tool --error-exitcode 9 $(PYTHON) tests/sanitize.py; done
 
+# SWEEPS=DIR measures the variants that `make sweeps SWEEPS=DIR` compiled, where there is no nvcc.
 gpu-bench: need-gpu
 	$(PYTHON) benchmarks/ladder.py --save
 	$(PYTHON) benchmarks/counters.py --save
 	$(PYTHON) benchmarks/roofline.py
+	$(PYTHON) benchmarks/launch_bounds.py --save $(SWEEPS:%=--measure %/launch_bounds)
+	$(PYTHON) benchmarks/chapter9.py --save $(SWEEPS:%=--measure %/chapter9)
 	$(PYTHON) benchmarks/documents.py
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
+
+sweeps: build
+	$(PYTHON) benchmarks/launch_bounds.py --compile $(SWEEPS)/launch_bounds
+	$(PYTHON) benchmarks/chapter9.py --compile $(SWEEPS)/chapter9
 
 clean:
 	rm -rf build dist *.egg-info torch_sgemm/_C*.so torch_sgemm/_build_info.py

@@ -6,7 +6,9 @@ python benchmarks/documents.py
 import argparse
 from pathlib import Path
 
+import chapter9
 import counters
+import launch_bounds
 import report
 import roofline
 
@@ -33,6 +35,9 @@ def documents() -> dict[Path, str]:
             put(story, f"counters {name}", table)
             table = roofline.markdown(found["roofline"], found["profile"], envs["profile"])
             put(story, f"intensities {name}", table)
+        for sweep in (launch_bounds, chapter9):
+            if (what := sweep.__name__) in found:
+                put(story, f"{what} {name}", sweep.markdown(found[what], envs[what]))
     return texts
 
 

@@ -56,12 +56,15 @@ class Variant:
     label: str  # unique among the variants that are compiled together
     constants: dict[str, int] = field(default_factory=dict)
     launch_bounds: str | None = None  # None: as in the source; "": no __launch_bounds__ at all
+    unroll: str | None = None  # the line in place of #pragma unroll; None: as in the source
 
     def __str__(self) -> str:
         changes = [f"{name} = {value}" for name, value in self.constants.items()]
         if self.launch_bounds is not None:
             bounds = f"__launch_bounds__({self.launch_bounds})"
             changes.append(bounds if self.launch_bounds else "no __launch_bounds__")
+        if self.unroll is not None:
+            changes.append(self.unroll or "no #pragma unroll")
         return f"{self.stage} with {', '.join(changes)}" if changes else self.stage
 
 
@@ -202,6 +205,10 @@ def source(variant: Variant) -> str:
         text, count = _BOUNDS.subn(bounds, text)
         if count != 1:
             raise VariantError(f"{variant}: expected one __launch_bounds__, found {count}")
+    if variant.unroll is not None:
+        if text.count("#pragma unroll\n") != 1:
+            raise VariantError(f"{variant}: expected one #pragma unroll in the source")
+        text = text.replace("#pragma unroll\n", f"{variant.unroll}\n")
     line = f'#line 1 "{file.relative_to(report.ROOT)}"\n'
     return line + text + SHIM.replace("SGEMM_STAGE::", f"{variant.stage}::")
 
@@ -657,7 +664,7 @@ def _announced(call: timing.Call, send, message: tuple) -> timing.Call:
     return announced
 
 
-# ---- achieved occupancy --------------------------------------------------------------------------
+# ---- counters ------------------------------------------------------------------------------------
 
 
 def achieved_occupancy(
@@ -665,15 +672,26 @@ def achieved_occupancy(
 ) -> dict[str, float]:
     """By ncu: the warps that were resident, of those that a multiprocessor can hold."""
     metric = counters.METRICS["occupancy_pct"]
+    counted = count(built, size, [metric], device)
+    return {label: values[metric] / 100 for label, values in counted.items()}
+
+
+def count(
+    built: Sequence[Built],
+    size: tuple[int, int, int],
+    metrics: Sequence[str],
+    device: str = "cuda",
+) -> dict[str, dict[str, float]]:
+    """ncu's metrics of one launch of each variant: label -> metric -> value."""
     libraries = [str(Path(b.library).resolve()) for b in built]
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder, "job.json")
         job.write_text(json.dumps({"libraries": libraries, "size": size, "device": device}))
         program = [str(Path(__file__).resolve()), "--launch", str(job)]
-        launches = counters.ncu(program, "^kernel$", [metric])
+        launches = counters.ncu(program, "^kernel$", metrics)
     if len(launches) != len(built):
         raise counters.CountersError(f"ncu saw {len(launches)} launches of {len(built)} variants")
-    values = (launch.values[metric] / 100 for launch in launches)
+    values = (launch.values for launch in launches)
     return dict(zip((b.variant.label for b in built), values, strict=True))
 
 

@@ -674,7 +674,7 @@ SOURCES = [*ROOT.glob("csrc/*.cpp"), *ROOT.glob("csrc/host/*.cpp")]
 @pytest.mark.skipif(not shutil.which("g++"), reason="no g++")
 @pytest.mark.parametrize("file", SOURCES, ids=lambda file: file.name)
 def test_sources_are_cpp17(file):
-    """torch 2.11, the oldest supported, builds extensions with -std=c++17; newer ones with c++20."""
+    """torch 2.11, the oldest supported, builds extensions as C++17; newer ones as C++20."""
     include = Path(torch.__file__).parent / "include"
     flags = ["-std=c++17", "-fsyntax-only", "-DTORCH_TARGET_VERSION=0x020b000000000000"]
     command = ["g++", *flags, f"-I{include}", '-DSGEMM_NO_CUDA="a test"', str(file)]
