@@ -1,4 +1,5 @@
 # make test      builds the package and passes the tests
+# make sanitize  those of the tests that look for memory errors and races in the stages, on the CPU (make test does too)
 # make bench     builds it and prints the ladder (ARGS="8192 --reps 10" for ladder.py)
 # make lint      checks the formatting
 # make wheel     a wheel for every supported GPU architecture, in dist/
@@ -22,10 +23,13 @@ ENVIRONMENT := .venv/.complete
 INSTALLED = false
 endif
 
-.PHONY: test bench lint build wheel gpu gpu-test gpu-sanitize gpu-bench need-gpu sweeps clean help
+.PHONY: test sanitize bench lint build wheel gpu gpu-test gpu-sanitize gpu-bench need-gpu sweeps clean help
 
 test: build
 	cd tests && $(PYTHON) -m pytest $(ARGS)
+
+sanitize: build
+	cd tests && $(PYTHON) -m pytest test_sanitize.py $(ARGS)
 
 bench: build
 	$(PYTHON) benchmarks/ladder.py $(ARGS)

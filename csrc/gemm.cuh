@@ -1,8 +1,9 @@
-// What every stage shares: matrices with edges, and the launch. Nothing in here is an optimisation: those all
-// live in stages/.
+// What every stage shares: matrices with edges, cp.async, and the launch. Nothing in here is an optimisation:
+// those all live in stages/.
 #pragma once
 #include "gemm.h"
 #ifdef SGEMM_HOST
+#include "host/sectors.h"
 #include "host/simt.h"
 // A stage is compiled twice and both are linked into one library: the CPU's code has a namespace of its own.
 namespace sgemm_cpu {
@@ -17,6 +18,57 @@ namespace sgemm {
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// cp.async copies from global to shared memory while the thread goes on, and through no register. Each thread
+// collects its copies in groups and waits for them by group; that others see what it waited for takes a
+// barrier more. The CPU executor reports copies that nobody waits for, and the result of reading one too
+// early depends on the executor's schedule.
+
+// Starts to copy BYTES, of which only the first `valid` are read and the rest becomes 0. Both addresses are
+// multiples of BYTES. 16 bytes go past the L1 (.cg), which smaller copies cannot (.ca).
+template <int BYTES>
+__device__ __forceinline__ void copy_async(float* shared, const float* global, int valid = BYTES) {
+  static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async copies BYTES of 4, 8 or 16");
+#ifdef SGEMM_HOST
+  simt::copy_async(shared, global, BYTES, valid);
+#else
+  const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  if constexpr (BYTES == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(valid)
+                 : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(global), "n"(BYTES),
+                 "r"(valid)
+                 : "memory");
+#endif
+}
+
+// Closes the group of the copies that this thread has started since the last one, be there any or none.
+__device__ __forceinline__ void copy_commit() {
+#ifdef SGEMM_HOST
+  simt::copy_commit();
+#else
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until all but the last GROUPS of this thread's closed groups have landed.
+template <int GROUPS>
+__device__ __forceinline__ void copy_wait() {
+#ifdef SGEMM_HOST
+  simt::copy_wait(GROUPS);
+#else
+  asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
+#endif
+}
+
+// Tells simt::sector_counter what a lane asks of an array: null if nothing. Only a test's build counts: a
+// branch here would keep the compiler from joining neighbouring loads.
+__device__ __forceinline__ void count_sectors(const float* array, const float* element) {
+#ifdef SGEMM_COUNT_SECTORS
+  if (simt::sector_counter) simt::sector_counter->access(array, element, sizeof *element);
+#endif
+}
+
 // kExact:   the block tiles cover the matrices exactly, so nothing is checked.
 // kGuarded: reads outside a matrix give 0, writes outside it are dropped.
 // launch_tiles() decides; a kernel never asks.
@@ -30,8 +82,21 @@ struct In {
   int64_t ld;
 
   __device__ __forceinline__ float load(int row, int col) const {
-    if (E == Edge::kGuarded && (row >= rows || col >= cols)) return 0.0f;
+    if (outside(row, col)) return count_sectors(data, nullptr), 0.0f;
+    count_sectors(data, &data[row * ld + col]);
     return data[row * ld + col];
+  }
+
+  // One element, by cp.async.
+  __device__ __forceinline__ void copy_async(float* shared, int row, int col) const {
+    const bool skip = outside(row, col);
+    const float* element = skip ? data : &data[row * ld + col];
+    count_sectors(data, skip ? nullptr : element);
+    sgemm::copy_async<sizeof(float)>(shared, element, skip ? 0 : sizeof(float));
+  }
+
+  __device__ __forceinline__ bool outside(int row, int col) const {
+    return E == Edge::kGuarded && (row >= rows || col >= cols);
   }
 };
 
@@ -46,9 +111,17 @@ struct Out {
   float alpha, beta;
 
   __device__ __forceinline__ void store(int row, int col, float acc) const {
-    if (E == Edge::kGuarded && (row >= rows || col >= cols)) return;
+    if (E == Edge::kGuarded && (row >= rows || col >= cols)) {
+      count_sectors(c, nullptr);
+      count_sectors(data, nullptr);
+      return;
+    }
     float value = alpha * acc;
-    if (c != nullptr) value += beta * c[row * c_row + col * c_col];
+    if (c != nullptr) {
+      count_sectors(c, &c[row * c_row + col * c_col]);
+      value += beta * c[row * c_row + col * c_col];
+    }
+    count_sectors(data, &data[row * ld + col]);
     data[row * ld + col] = value;
   }
 };

@@ -171,6 +171,74 @@ void cover(dim3 grid, dim3 block, simt::Stream& stream, bool barrier) {
               twice, out_of_range.load(), changed.load());
 }
 
+// The order in which the threads of a block come, before a barrier and after it.
+void order(simt::Schedule schedule) {
+  Serial stream(1);
+  stream.schedule = schedule;
+  std::string seen;
+  launch("order", dim3(2), dim3(2, 2), stream, [&] {
+    const std::string me = " " + std::to_string(flat(blockIdx, gridDim) * 4 + flat(threadIdx, blockDim));
+    seen += me;
+    __syncthreads();
+    seen += me;
+  });
+  std::printf("order:%s\n", seen.c_str());
+}
+
+// What has landed in shared memory at each step of copies in three groups, of which the last is committed
+// late.
+void copies(simt::Schedule schedule) {
+  Serial stream(1);
+  stream.schedule = schedule;
+  std::string seen;
+  launch("copies", dim3(2), dim3(3), stream, [&] {
+    alignas(16) static const float from[4] = {1, 2, 3, 4};
+    alignas(16) float to[3][4] = {};  // its own, not the block's
+    const auto note = [&](const char* step) {
+      if (threadIdx.x != 1 || blockIdx.x != 1) return;
+      seen += std::string(step) + " ";
+      for (const auto& copy : to) seen += copy[0] != 0 ? "x" : "-";
+      seen += ", ";
+    };
+    simt::copy_async(to[0], from, 16, 16);
+    simt::copy_commit();
+    simt::copy_async(to[1], from, 8, 8);
+    simt::copy_commit();
+    simt::copy_async(to[2], from, 4, 4);
+    note("issued");
+    simt::copy_wait(2);
+    note("two in flight");
+    simt::copy_wait(1);
+    note("one");
+    __syncthreads();
+    simt::copy_wait(0);
+    note("none");
+    simt::copy_commit();
+    simt::copy_wait(0);
+    note("committed");
+    for (int i = 0; i < 4; ++i)
+      if (to[0][i] != from[i] || to[1][i] != (i < 2 ? from[i] : 0) || to[2][i] != (i < 1 ? from[i] : 0))
+        seen += "wrong";
+  });
+  std::printf("copies: %s\n", seen.c_str());
+}
+
+// The bytes that are not read become 0, and are not looked at.
+void copies_zeros(simt::Schedule schedule) {
+  Serial stream(1);
+  stream.schedule = schedule;
+  launch("zeros", dim3(1), dim3(1), stream, [] {
+    alignas(16) const float from[4] = {1, 2, 3, 4};
+    alignas(16) float to[3][4] = {{5, 5, 5, 5}, {5, 5, 5, 5}, {5, 5, 5, 5}};
+    simt::copy_async(to[0], from, 16, 4);
+    simt::copy_async(to[1], from, 16, 0);
+    simt::copy_async(to[2], nullptr, 4, 0);
+    simt::copy_commit();
+    simt::copy_wait(0);
+    for (const auto& copy : to) std::printf("zeros: %g %g %g %g\n", copy[0], copy[1], copy[2], copy[3]);
+  });
+}
+
 // ---- launches that are wrong ------------------------------------------------------------------------------
 
 void half_skips() {
@@ -213,6 +281,25 @@ void overrun() {
   __syncthreads();
   if (blockIdx.x == 1 && threadIdx.x == 5) deep<Bytes>();
   __syncthreads();
+}
+
+// Two copies that nobody waits for, of the last thread.
+void in_flight() {
+  static const float from = 1;
+  static thread_local float to[2];
+  simt::copy_async(&to[0], &from, 4, 4);
+  simt::copy_commit();
+  if (blockIdx.x == 1 && threadIdx.x == 31) simt::copy_commit(), simt::copy_async(&to[1], &from, 4, 4);
+  simt::copy_wait(blockIdx.x == 1 && threadIdx.x == 31 ? 2 : 0);
+}
+
+void misaligned() {
+  alignas(16) static const float from[8] = {};
+  alignas(16) static thread_local float to[8];
+  simt::copy_async(&to[0], &from[threadIdx.x == 3 ? 2 : 4], 16, 16);
+  simt::copy_async(&to[2], &from[2], 8, 8);
+  simt::copy_commit();
+  simt::copy_wait(0);
 }
 
 // Endless, as far as a test is concerned; short between one barrier and the next.
@@ -388,6 +475,20 @@ int main(int argc, char** argv) {
     std::atomic<int> ran{0};
     launch("block", dim3(1), dims(2), two, [&] { ++ran; });
     std::printf("block: %d threads ran\n", ran.load());
+  } else if (name == "order" && argc == 4) {
+    order({number(2) != 0, number(3) != 0});
+  } else if (name == "copies" && argc == 4) {
+    copies({number(2) != 0, number(3) != 0});
+    copies_zeros({number(2) != 0, number(3) != 0});
+  } else if (name == "in-flight") {
+    Serial one(1);
+    for (const bool land_at_issue : {false, true}) {
+      one.schedule.land_at_issue = land_at_issue;
+      launch("in flight", dim3(3), dim3(32), one, in_flight);
+    }
+    report_sums("after", dim3(4), dim3(64), one);
+  } else if (name == "misaligned") {
+    launch("misaligned", dim3(1), dim3(32), two, misaligned);
   } else if (name == "stopped") {
     stopped_by_another_block();
   } else if (name == "usable") {

@@ -1,7 +1,7 @@
 """The CPU executor: csrc/host/simt.{h,cpp} alone, without torch, and its Ctrl-C through Python.
 
-The launches are in executor_cases.cpp and executor_stage.cpp, which are compiled here and run as
-processes with a time limit: a launch that hangs fails its test.
+The launches are in executor_cases.cpp, which is compiled here and run as processes with a time
+limit: a launch that hangs fails its test. What it finds in stages is in test_sanitize.py.
 """
 
 import re
@@ -19,21 +19,24 @@ ROOT = TESTS.parent
 CSRC = ROOT / "csrc"
 CASES = TESTS / "executor_cases.cpp"
 CXX = shutil.which("g++") or shutil.which("c++")
-FLAGS = ["-x", "c++", "-std=c++20", "-O1", "-DSGEMM_HOST", "-Wno-unknown-pragmas", f"-I{CSRC}"]
+FLAGS = ["-x", "c++", "-std=c++20", "-O1", "-DSGEMM_HOST=", "-Wno-unknown-pragmas", f"-I{CSRC}"]
 
 needs_compiler = pytest.mark.skipif(CXX is None, reason="no C++ compiler on PATH")
 
 
-def compile_cpp(output, *arguments):
-    done = subprocess.run(
-        [CXX, *FLAGS, *map(str, arguments), "-o", str(output)], capture_output=True, text=True
-    )
+def compiler(*arguments):
+    done = subprocess.run([CXX, *map(str, arguments)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def compile_cpp(source, output, *flags):
+    compiler(*FLAGS, *flags, "-c", source, "-o", output)
     return output
 
 
-def link_with(simt, source, output, *flags):
-    return compile_cpp(output, *flags, source, "-x", "none", simt, "-pthread")
+def link(output, *objects):
+    compiler(*objects, "-pthread", "-o", output)
+    return output
 
 
 def run(program, *arguments, limit=30):
@@ -46,13 +49,20 @@ def run(program, *arguments, limit=30):
 
 
 @pytest.fixture(scope="session")
-def simt(tmp_path_factory):
-    return compile_cpp(tmp_path_factory.mktemp("simt") / "simt.o", "-c", CSRC / "host" / "simt.cpp")
+def objects(tmp_path_factory):
+    """What goes with simt.o."""
+    folder = tmp_path_factory.mktemp("executor")
+    return [
+        compile_cpp(source, folder / f"{source.stem}.o")
+        for source in (CASES, CSRC / "host" / "sectors.cpp")
+    ]
 
 
 @pytest.fixture(scope="session")
-def cases(simt):
-    return link_with(simt, CASES, simt.with_name("cases"))
+def cases(objects):
+    folder = objects[0].parent
+    simt = compile_cpp(CSRC / "host" / "simt.cpp", folder / "simt.o")
+    return link(folder / "cases", simt, *objects)
 
 
 def line(name):
@@ -69,6 +79,10 @@ AT = "waits at the __syncthreads() in "
 ENDED = "threads have ended without reaching it"
 HALF = f"{BARRIER}(0, 0, 0) {AT}{line('half')}, and 32 of the 64 {ENDED}"
 TWO = f"{BARRIER}(0, 0, 0) {AT}{line('even')}, thread (63, 0, 0) at the one in {line('odd')}"
+SCHEDULES = [(reverse, issue) for reverse in (0, 1) for issue in (0, 1)]
+IN_FLIGHT = (
+    "in flight: error: thread (31, 0, 0) of block (1, 0, 0) ended with 2 cp.async in flight\n"
+)
 AFTER = "after: done\nafter: 0 of 4 sums are wrong\n"
 OVERRUN = "a thread of block (1, 0, 0) used more than its 64 KiB of stack"
 OVERRUN_0 = OVERRUN.replace("(1,", "(0,")
@@ -101,6 +115,29 @@ EXPECTED = {
     "two": f"two: error: {TWO}\n",
     "two-and-an-exit": f"two: error: {BARRIER}(0, 0, 0) {AT}{line('even but last')}, thread "
     f"(61, 0, 0) at the one in {line('odd but last')}, and 1 of the 64 {ENDED}\n",
+    # schedules: threads forward or in reverse, copies that land when issued or when waited for
+    **{
+        f"order {reverse} {issue}": "order: done\norder:"
+        + (
+            " 3 2 1 0 3 2 1 0 7 6 5 4 7 6 5 4\n"
+            if reverse
+            else " 0 1 2 3 0 1 2 3 4 5 6 7 4 5 6 7\n"
+        )
+        for reverse, issue in SCHEDULES
+    },
+    **{
+        f"copies {reverse} {issue}": "copies: done\ncopies: "
+        + (
+            "issued xxx, two in flight xxx, one xxx, none xxx, committed xxx, \n"
+            if issue
+            else "issued ---, two in flight ---, one x--, none xx-, committed xxx, \n"
+        )
+        + "zeros: 1 0 0 0\nzeros: 0 0 0 0\nzeros: 0 5 5 5\nzeros: done\n"
+        for reverse, issue in SCHEDULES
+    },
+    "in-flight": IN_FLIGHT * 2 + AFTER,
+    "misaligned": "misaligned: error: thread (3, 0, 0) of block (0, 0, 0): cp.async between "
+    "addresses that are not multiples of its 16 bytes\n",
     # stacks
     "overrun": f"overrun: error: {OVERRUN}\n",
     "no-overrun": "overrun: done\n",
@@ -207,6 +244,39 @@ FAULTS = {
         "",
         ["cover 5 7 1 32 32 1 2 1"],
     ),
+    "threads never run in reverse": (
+        "reverse ? launch_->threads - 1 - index : index",
+        "index",
+        ["order 1 0"],
+    ),
+    "copies never land at issue": (
+        "if (launch_->stream.schedule.land_at_issue) copy.land();",
+        "",
+        ["copies 0 1"],
+    ),
+    "copies always land at issue": (
+        "if (launch_->stream.schedule.land_at_issue) copy.land();",
+        "copy.land();",
+        ["copies 0 0"],
+    ),
+    "a wait lands one group too many": (
+        "copy.group + groups_in_flight >= self.group",
+        "copy.group + groups_in_flight > self.group",
+        ["copies 0 0"],
+    ),
+    "a wait lands one group too few": (
+        "copy.group + groups_in_flight >= self.group",
+        "copy.group + groups_in_flight + 1 >= self.group",
+        ["copies 0 0"],
+    ),
+    "what a cp.async does not read is not zero": (
+        "std::memcpy(copy.data, global, valid);",
+        "std::memcpy(copy.data, global, bytes);",
+        ["copies 0 0"],
+    ),
+    "a cp.async in flight is forgotten": ("if (!self.copies.empty())", "if (false)", ["in-flight"]),
+    "a cp.async in flight is the next thread's": ("self.copies.clear();", "", ["in-flight"]),
+    "any address will do for a cp.async": ("% bytes != 0)", "% 4 != 0)", ["misaligned"]),
     "a thread is left out": (
         "for (next_thread_ = 0;",
         "for (next_thread_ = 1;",
@@ -239,91 +309,21 @@ FAULTS = {
 
 @needs_compiler
 @pytest.mark.parametrize("fault", FAULTS)
-def test_cases_find_a_broken_executor(fault, tmp_path):
+def test_cases_find_a_broken_executor(fault, objects, tmp_path):
     """Each fault in a copy of simt.cpp changes what the cases print, or kills or hangs them."""
     old, new, guards = FAULTS[fault]
     text = (CSRC / "host" / "simt.cpp").read_text()
     assert text.count(old) == 1, "the fault no longer fits simt.cpp: bring it up to date"
     broken = tmp_path / "simt.cpp"
     broken.write_text(text.replace(old, new))
-    simt = compile_cpp(tmp_path / "simt.o", f"-I{CSRC}/host", "-c", broken)
-    program = link_with(simt, CASES, tmp_path / "cases")
+    simt = compile_cpp(broken, tmp_path / "simt.o", f"-I{CSRC}/host")
+    program = link(tmp_path / "cases", simt, *objects)
     for case in guards:
         try:
             printed = run(program, *case.split(), limit=3)
         except (AssertionError, subprocess.TimeoutExpired):
             continue
         assert normal(printed) != normal(EXPECTED[case]), f"{case} does not notice it"
-
-
-# ---- broken stages ------------------------------------------------------------------------------
-
-STAGE = "stage02_shared_tile.cu"
-EARLY_EXIT = (
-    "  float acc = 0.0f;\n",
-    "  float acc = 0.0f;\n"
-    "  if (block_row + thread_row >= C.rows || block_col + thread_col >= C.cols) return;\n",
-)
-FILLED = "    __syncthreads();  // nobody computes on a half-filled tile\n"
-READ = "    __syncthreads();  // nobody overwrites a tile that others still read\n"
-
-
-@pytest.fixture
-def stage(simt, tmp_path):
-    """Compiles stage 2 with (old, new) replaced; gives a function of M, N and K that runs it."""
-
-    def build(*replacements):
-        text = (CSRC / "stages" / STAGE).read_text()
-        for old, new in replacements:
-            assert text.count(old) == 1, f"{STAGE} no longer has {old!r}: bring the test up to date"
-            text = text.replace(old, new)
-        source = tmp_path / STAGE
-        source.write_text(text)
-        flags = [f'-DSTAGE_FILE="{source}"', "-DSTAGE=stage2", f"-I{CSRC}/stages"]
-        program = link_with(simt, TESTS / "executor_stage.cpp", tmp_path / "stage", *flags)
-        return lambda M, N, K: run(program, M, N, K)
-
-    build.source = tmp_path / STAGE
-    return build
-
-
-@needs_compiler
-def test_stage_is_right_without_torch(stage):
-    """The control of the tests below: the unbroken file, with and without edges."""
-    product = stage()
-    for shape in ((32, 32, 32), (17, 33, 5), (1, 1, 1), (16, 16, 40)):
-        assert product(*shape) == "right\n", shape
-
-
-@needs_compiler
-def test_early_exit_before_a_barrier_is_reported(stage):
-    """The commonest mistake at an edge: threads without an element return before the barrier."""
-    product = stage(EARLY_EXIT)
-    lines = stage.source.read_text().splitlines(keepends=True)
-    # 17 rows: of the second tile's 256 threads 16 are inside.
-    assert product(17, 16, 16) == (
-        "error: divergent barrier in block (0, 1, 0): thread (0, 0, 0) "
-        f"{AT}{STAGE}:{lines.index(FILLED) + 1}, and 240 of the 256 {ENDED}\n"
-    )
-    assert product(32, 32, 32) == "right\n"  # no edge, no early exit
-
-
-@needs_compiler
-@pytest.mark.parametrize("barrier", [FILLED, READ], ids=["first", "second"])
-def test_missing_barrier_gives_a_wrong_result(stage, barrier):
-    """Threads run one after the other, so that a tile that is not waited for is not there."""
-    assert stage((barrier, ""))(32, 32, 32) == "wrong\n"
-
-
-@needs_compiler
-def test_barrier_for_some_threads_is_reported(stage):
-    """A barrier under a condition that is not the same for the whole block."""
-    product = stage((READ, READ.replace("__syncthreads", "if (thread_col < 8) __syncthreads")))
-    printed = product(16, 16, 32)
-    assert printed.startswith("error: divergent barrier in block (0, 0, 0)")
-    numbers = {int(n) for n in re.findall(rf"{STAGE}:(\d+)", printed)}
-    lines = stage.source.read_text().splitlines()
-    assert numbers == {n for n, text in enumerate(lines, 1) if "__syncthreads" in text}
 
 
 # ---- Ctrl-C through Python ----------------------------------------------------------------------

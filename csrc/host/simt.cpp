@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -19,6 +20,9 @@
 #include <ucontext.h>  // portable, and 50 times slower: it makes a system call at each switch
 #define SIMT_UCONTEXT
 #endif
+
+#include "asan.h"
+#include "sectors.h"
 
 thread_local uint3 threadIdx, blockIdx;
 thread_local dim3 blockDim, gridDim;
@@ -99,12 +103,23 @@ namespace {
 
 // Only the pages that are touched exist. The spacing must not be a power of two, or the stacks evict one
 // another from the caches.
-constexpr size_t kStackBytes = 64 << 10;
+constexpr size_t kStackBytes = (asan::kOn ? 256 : 64) << 10;  // red zones take room
 constexpr size_t kStackSpacing = kStackBytes + (4 << 10);
 constexpr auto kPollEvery = std::chrono::milliseconds(50);
 constexpr size_t kMaxThreads = 1024;  // of a block, as on a GPU
 constexpr size_t kMemoryBytes = (1 + kMaxThreads) * kStackSpacing;
 constexpr uint64_t kCanary = 0x5bd1e9955bd1e995;  // at the far end of each stack
+
+// A cp.async in flight. It holds the bytes themselves: global memory is read at the line that asks for it, so
+// a sanitizer names that line; a GPU reads it sometime before the wait, and nothing writes there meanwhile.
+struct Copy {
+  void* shared;
+  size_t bytes;
+  unsigned group;
+  unsigned char data[16];
+
+  void land() const { std::memcpy(shared, data, bytes); }
+};
 
 struct Fiber {
 #ifdef SIMT_UCONTEXT
@@ -117,6 +132,9 @@ struct Fiber {
   const char* file = nullptr;
   int line = 0;
   uint3 thread = {};
+  std::vector<Copy> copies;  // in flight, in the order of their issue
+  unsigned group = 0;        // that the next copy belongs to: how often this thread committed
+  asan::Stack stack;
 };
 
 // What the OS threads of one launch share.
@@ -149,12 +167,19 @@ struct Launch {
 class Worker {
  public:
   Worker();
-  ~Worker() { munmap(memory_, kMemoryBytes); }
+  ~Worker() {
+    asan::forget(memory_, kMemoryBytes);
+    munmap(memory_, kMemoryBytes);
+  }
   void run_blocks(Launch& launch);
   void barrier(const char* file, int line);
+  void copy_async(void* shared, const void* global, size_t bytes, size_t valid);
+  void copy_commit() { ++current_->group; }
+  void copy_wait(unsigned groups_in_flight);
 
  private:
   static void fiber_main();
+  void run_thread(unsigned index);
   void run_block();
   void resume(Fiber& fiber);
   void switch_to(Fiber& from, Fiber& to);
@@ -189,6 +214,11 @@ std::string to_string(const uint3& v) {
   return "(" + std::to_string(v.x) + ", " + std::to_string(v.y) + ", " + std::to_string(v.z) + ")";
 }
 
+// Which thread of which block: for messages.
+std::string who(const uint3& thread) {
+  return "thread " + to_string(thread) + " of block " + to_string(blockIdx);
+}
+
 std::string place(const Fiber& f) {
   const char* slash = std::strrchr(f.file, '/');
   return std::string(slash ? slash + 1 : f.file) + ":" + std::to_string(f.line);
@@ -209,16 +239,21 @@ Worker::Worker() {
 
 void Worker::switch_to(Fiber& from, Fiber& to) {
   current_ = &to;
+  asan::leave(from.stack, to.stack);
 #ifdef SIMT_UCONTEXT
   swapcontext(&from.context, &to.context);
 #else
   simt_switch(&from.sp, to.sp);
 #endif
+  asan::back_on(from.stack);
 }
 
 void Worker::start(unsigned index) {
   Fiber& f = fibers_[index];
   char* const stack = stacks_ + index * kStackSpacing;
+  asan::forget(stack, kStackBytes);
+  f.stack.bottom = stack;
+  f.stack.bytes = kStackBytes;
   std::memcpy(stack, &kCanary, sizeof kCanary);
 #ifdef SIMT_UCONTEXT
   getcontext(&f.context);
@@ -239,15 +274,24 @@ void Worker::start(unsigned index) {
 // single fiber. Now and then it lets the hub ask for Ctrl-C: Python's handlers must not run on a small stack.
 void Worker::fiber_main() {
   Worker& w = this_worker();
+  asan::first_on(w.hub_.stack);
   for (;;) {
     Fiber& self = *w.current_;
-    for (int i = 0; i < 16 && w.next_thread_ < w.launch_->threads; ++i) {
-      threadIdx = self.thread = unflatten(w.next_thread_++, w.launch_->block);
-      w.launch_->thread(w.launch_->context);
-    }
+    for (int i = 0; i < 16 && w.next_thread_ < w.launch_->threads; ++i) w.run_thread(w.next_thread_++);
     self.waiting = false;
     w.switch_to(self, w.hub_);
   }
+}
+
+void Worker::run_thread(unsigned index) {
+  Fiber& self = *current_;
+  const bool reverse = launch_->stream.schedule.reverse;
+  threadIdx = self.thread = unflatten(reverse ? launch_->threads - 1 - index : index, launch_->block);
+  self.copies.clear();  // there are some only after an error
+  launch_->thread(launch_->context);
+  if (!self.copies.empty())
+    launch_->fail(who(self.thread) + " ended with " + std::to_string(self.copies.size()) +
+                  " cp.async in flight");
 }
 
 void Worker::barrier(const char* file, int line) {
@@ -261,6 +305,30 @@ void Worker::barrier(const char* file, int line) {
 void Worker::resume(Fiber& fiber) {
   threadIdx = fiber.thread;
   switch_to(hub_, fiber);
+}
+
+// ---- cp.async ---------------------------------------------------------------------------------------------
+
+void Worker::copy_async(void* shared, const void* global, size_t bytes, size_t valid) {
+  Fiber& self = *current_;
+  if ((reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(global)) % bytes != 0)
+    launch_->fail(who(self.thread) + ": cp.async between addresses that are not multiples of its " +
+                  std::to_string(bytes) + " bytes");
+  Copy copy{shared, bytes, self.group, {}};
+  std::memcpy(copy.data, global, valid);
+  asan::touch(shared, bytes);
+  if (launch_->stream.schedule.land_at_issue) copy.land();
+  self.copies.push_back(copy);
+}
+
+void Worker::copy_wait(unsigned groups_in_flight) {
+  Fiber& self = *current_;
+  const auto in_flight = std::find_if(self.copies.begin(), self.copies.end(), [&](const Copy& copy) {
+    return copy.group + groups_in_flight >= self.group;
+  });
+  if (!launch_->stream.schedule.land_at_issue)
+    std::for_each(self.copies.begin(), in_flight, [](const Copy& copy) { copy.land(); });
+  self.copies.erase(self.copies.begin(), in_flight);
 }
 
 // ---- blocks -----------------------------------------------------------------------------------------------
@@ -296,6 +364,7 @@ bool Worker::all_at_one_barrier(unsigned used, unsigned waiting) {
 }
 
 void Worker::run_block() {
+  asan::poison_shared();
   unsigned used = 0;  // fibers that reached a barrier
   for (next_thread_ = 0; next_thread_ < launch_->threads && !stop_asked();) {
     if (!fibers_[used].started) start(used);
@@ -314,6 +383,7 @@ void Worker::run_block() {
     if (std::memcmp(stacks_ + i * kStackSpacing, &kCanary, sizeof kCanary) != 0)
       launch_->fail("a thread of block " + to_string(blockIdx) + " used more than its " +
                     std::to_string(kStackBytes >> 10) + " KiB of stack");
+  if (sector_counter) sector_counter->end_block();
   if (launch_->stopped) abandon();
 }
 
@@ -337,6 +407,8 @@ void launch(dim3 grid, dim3 block, Stream& stream, void (*thread)(const void*), 
   Launch launch{grid, block, thread, context, stream};
 
   stream.parallel([&launch] {
+    // With a sanitizer all blocks have the same shared memory, and a counter counts one block at a time.
+    if ((asan::kOn || sector_counter) && std::this_thread::get_id() != launch.caller) return;
     {
       const std::lock_guard lock(launch.mutex);
       ++launch.working;
@@ -360,5 +432,11 @@ void launch(dim3 grid, dim3 block, Stream& stream, void (*thread)(const void*), 
 }
 
 }  // namespace simt
+
+void simt::copy_async(void* shared, const void* global, size_t bytes, size_t valid) {
+  this_worker().copy_async(shared, global, bytes, valid);
+}
+void simt::copy_commit() { this_worker().copy_commit(); }
+void simt::copy_wait(unsigned groups_in_flight) { this_worker().copy_wait(groups_in_flight); }
 
 void __syncthreads(const char* file, int line) { simt::this_worker().barrier(file, line); }

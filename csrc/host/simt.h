@@ -1,11 +1,13 @@
 // Runs CUDA kernels on the CPU, from the same source, compiled by an ordinary C++ compiler. It is slow; it is
 // there for machines without a GPU, and because mistakes that a GPU hides are errors here. It knows only what
-// the stages use: blocks, threads, shared memory and __syncthreads().
+// the stages use: blocks, threads, shared memory, __syncthreads() and cp.async.
 //
 // The threads of a block are fibers on one OS thread: each runs until its next __syncthreads(). Blocks are
 // spread over the OS threads of a Stream. There are no warps, so what needs lockstep (shuffles, mma) does not
 // work.
 #pragma once
+#include <cstddef>
+
 #include "stream.h"
 
 struct uint3 {
@@ -19,13 +21,19 @@ enum cudaError_t { cudaSuccess = 0 };
 namespace simt {
 
 // Runs thread(context) for every thread of every block. Throws std::runtime_error where threads of a block
-// skip a barrier that others wait at (naming it), where a kernel overruns its stack, and when interrupted.
+// skip a barrier that others wait at (naming it), where one ends with a cp.async in flight, where a kernel
+// overruns its stack, and when interrupted.
 void launch(dim3 grid, dim3 block, Stream& stream, void (*thread)(const void*), const void* context);
 
 template <typename F>
 void launch(dim3 grid, dim3 block, Stream& stream, const F& thread) {
   launch(grid, block, stream, [](const void* f) { (*static_cast<const F*>(f))(); }, &thread);
 }
+
+// cp.async of the thread that calls: bytes of shared memory from `valid` bytes of global memory and zeros.
+void copy_async(void* shared, const void* global, size_t bytes, size_t valid);
+void copy_commit();
+void copy_wait(unsigned groups_in_flight);
 
 }  // namespace simt
 
@@ -35,8 +43,14 @@ using cudaStream_t = simt::Stream*;
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __global__ static
-// One variable for each OS thread, that is for each block being run.
+// One variable for each OS thread, that is for each block being run. AddressSanitizer puts no red zones
+// around those, so with it there is one variable, and one OS thread does all the work. (__global__ is static
+// because what is shared in an ordinary template would have no red zones either.)
+#ifdef __SANITIZE_ADDRESS__
+#define __shared__ static
+#else
 #define __shared__ static thread_local
+#endif
 
 extern thread_local uint3 threadIdx, blockIdx;
 extern thread_local dim3 blockDim, gridDim;

@@ -3,6 +3,13 @@
 
 namespace simt {
 
+// What a GPU leaves open. A kernel whose result depends on it has a race: tests run each kernel under all
+// four and compare bits.
+struct Schedule {
+  bool reverse = false;        // between two barriers the block's last thread runs first
+  bool land_at_issue = false;  // a cp.async writes when it is issued; else when it is waited for
+};
+
 // Where the blocks of a launch run: for a kernel that is compiled for the CPU, this is the stream.
 struct Stream {
   virtual ~Stream() = default;
@@ -12,6 +19,8 @@ struct Stream {
   // Whether the user wants the launch to stop (Ctrl-C). Asked several times a second, on the calling thread
   // only.
   virtual bool interrupted() { return false; }
+
+  Schedule schedule;
 };
 
 }  // namespace simt
