@@ -199,7 +199,7 @@ def test_a_lazily_negated_out_is_refused_or_written(stage):
 
 
 @pytest.mark.parametrize(  # more than any address space, and more than 2^63 bytes
-    ("rows", "size"), [(10_000_000, "372529 GiB"), (2_147_482_623, "1.71799e+10 GiB")]
+    ("rows", "size"), [(10_000_000, "372529.0 GiB"), (2_147_482_623, "17179852784.0 GiB")]
 )
 def test_a_result_too_large_for_memory(stage, device, rows, size):
     """The size that was asked for, in the user's terms."""

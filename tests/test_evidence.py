@@ -108,6 +108,42 @@ def test_the_padding_of_chapter_9_makes_the_stores_conflict():
     assert values["shared_load_wavefronts"] / values["shared_loads"] < 1.05
 
 
+def chapter9():
+    return {row["variant"]: row for row in report.read_csv(H200 / "chapter9.csv")}
+
+
+def test_the_padding_costs_stage_2_and_helps_stage_3():
+    """Chapter 9, §9.4, settled by ncu and the clock: what docs/ladder.md says of it."""
+    found = chapter9()
+    stage2, bare2 = found["stage2 as written"], found["stage2 without padding"]
+    assert stage2["wavefronts_per_store"] > 1.9 > 1.2 > bare2["wavefronts_per_store"]
+    assert stage2["time_ms"] > 1.1 * bare2["time_ms"]
+    stage3, bare3 = found["stage3 as written"], found["stage3 without padding"]
+    assert bare3["wavefronts_per_load"] > 2 * stage3["wavefronts_per_load"]
+    assert bare3["time_ms"] > 1.05 * stage3["time_ms"]
+
+
+def test_the_unrolling_is_worth_10_to_20_percent_and_the_pragma_nothing():
+    found = chapter9()
+    written = found["stage2 as written"]["time_ms"]
+    assert 1.1 < found["stage2 not unrolled"]["time_ms"] / written < 1.2
+    assert found["stage2 without the pragma"]["time_ms"] == pytest.approx(written, rel=0.02)
+
+
+def test_launch_bounds_change_registers_and_not_the_2x2_tiles_time():
+    rows = report.read_csv(H200 / "launch_bounds.csv")
+    two = [row for row in rows if row["tile"] == "2x2 of 16x16"]
+    assert {row["registers"] for row in two} >= {32, 40, 62, 70}
+    assert max(row["occupancy"] for row in two) > 2 * min(row["occupancy"] for row in two)
+    times = [row["time_ms"] for row in two]
+    assert max(times) < 1.03 * min(times)
+    unbound = {row["tile"]: row for row in rows if row["min_blocks"] == "no bounds"}
+    assert all(row["spill_bytes"] == 0 for row in unbound.values())
+    for row in rows:  # exercise 3: spills, and slower for it
+        if row["spill_bytes"] > 500:
+            assert row["time_ms"] > 1.3 * unbound[row["tile"]]["time_ms"]
+
+
 # ---- Chapter 9's exercises -----------------------------------------------------------------------
 
 

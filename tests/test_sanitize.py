@@ -14,8 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+import counters
 import pytest
+import report
 
+H200 = report.RESULTS / "nvidia-h200"
 TESTS = Path(__file__).parent
 CSRC = TESTS.parent / "csrc"
 ASYNC = TESTS / "stage_async_copy.cu"
@@ -409,6 +412,20 @@ def test_sectors_at_an_edge(program):
         "c": (M * 2, sum(row)),
         "out": (M * 2, sum(row)),
     }
+
+
+@needs_gxx
+@pytest.mark.parametrize("source", [s for s in SOURCES if s != ASYNC], ids=name)
+def test_sectors_are_those_that_ncu_counts(source, program):
+    """Requests and sectors of all loads and stores at 128, here and by an H200's counters."""
+    table = counters.by_kernel(report.read_csv(H200 / "profile.csv"), 128)
+    measured = table[name(source)]
+    counts = sectors(program, name(source), 128, 128, 128)
+    loads = [sum(pair) for pair in zip(counts["A"], counts["B"], strict=True)]
+    stores = list(counts["out"])
+    for found, kind in ((loads, "load"), (stores, "store")):
+        wanted = [measured[f"global_{kind}_{what}"] for what in ("requests", "sectors")]
+        assert found == wanted, kind
 
 
 # ---- the stage of this test is a CUDA stage -----------------------------------------------------
