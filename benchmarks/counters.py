@@ -166,6 +166,7 @@ def _per_multiply_add(values: dict[str, float], instructions: str) -> str:
 
 #: heading: a cell from a kernel's values.
 COLUMNS = {
+    "TFLOP/s": lambda v: f"{2 * v['multiply_adds'] / v['time'] / 1e3:.3g}",  # time in ns
     "sectors / load": lambda v: _ratio(v, "global_load_sectors", "global_load_requests"),
     "sectors / store": lambda v: _ratio(v, "global_store_sectors", "global_store_requests"),
     "global loads / FMA": lambda v: _per_multiply_add(v, "global_load_requests"),

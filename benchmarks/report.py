@@ -217,15 +217,18 @@ def error(value: float | None) -> str:
 def ladder_markdown(rows: list[dict], env: dict) -> str:
     hundred_percent = reference("cpu" if "cpu" in env else "cuda")
     lines = [
-        f"| kernel | time (ms) | TFLOP/s | % {hundred_percent} | % peak | rms error | cw error |",
-        "|---|--:|--:|--:|--:|--:|--:|",
+        f"| kernel | time (ms) | spread | TFLOP/s | % {hundred_percent} | % peak | x torch "
+        "| rms error | cw error |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
+    torch_ms = next(row["time_ms"] for row in rows if row["kernel"] == "torch.matmul")
     for row in rows:
         file = stage_file(row["kernel"])
         name = f"[{title(row['kernel'])}]({file.relative_to(ROOT)})" if file else row["kernel"]
         lines.append(
-            f"| {name} | {row['time_ms']:.3f} | {row['tflops']:.3f} | {percent(row['pct_cublas'])} "
-            f"| {percent(row['pct_peak'])} | {error(row['rms'])} | {error(row['cw'])} |"
+            f"| {name} | {row['time_ms']:.3f} | {percent(100 * row['spread'])} "
+            f"| {row['tflops']:.3g} | {percent(row['pct_cublas'])} | {percent(row['pct_peak'])} "
+            f"| {torch_ms / row['time_ms']:.3g} | {error(row['rms'])} | {error(row['cw'])} |"
         )
     return "\n".join([*lines, "", f"{_size(rows)}. {describe(env)}."])
 
