@@ -230,8 +230,6 @@ def test_a_tf32_baseline_is_refused_before_and_after(monkeypatch, quick):
 
 @pytest.mark.gpu
 def test_a_baseline_with_tf32_switched_on_is_refused_on_the_gpu():
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
     settings = torch.backends.cuda.matmul
     before, settings.fp32_precision = settings.fp32_precision, "tf32"
     try:
