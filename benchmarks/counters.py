@@ -6,7 +6,7 @@
     python benchmarks/counters.py --save             writes profile.csv to the results
 
 The large size shows where a kernel's time goes; the small one is where the CPU executor counts the
-same requests and sectors (tests/test_evidence.py compares them). Not called profile.py: that would
+same requests and sectors (tests/test_sanitize.py compares them). Not called profile.py: that would
 hide Python's own module of this name from everything that is run beside it.
 """
 
@@ -23,8 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import report
-
-import torch_sgemm
 
 _L1 = "l1tex__t_{}_pipe_lsu_mem_global_op_{}.sum"
 _CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{}.sum"
@@ -209,8 +207,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = [*torch_sgemm.STAGES, "cublas"]
-    parser.add_argument("kernels", nargs="*", metavar="KERNEL", help=", ".join(names))
+    names = ", ".join(report.KERNELS)
+    parser.add_argument("kernels", nargs="*", metavar="KERNEL", help=names)
     parser.add_argument("--sizes", nargs="+", type=int, default=[4096, 128], metavar="N")
     parser.add_argument("--save", action="store_true", help="write profile.csv to the results")
     args = parser.parse_args()
@@ -224,7 +222,7 @@ def main() -> None:
     rows = []
     for size in args.sizes:
         try:
-            found = measure(args.kernels or names, size)
+            found = measure(args.kernels or list(report.KERNELS), size)
         except CountersError as error:
             sys.exit(f"counters.py: {error}")
         print(text(found, size), end="\n\n")

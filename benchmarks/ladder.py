@@ -211,8 +211,8 @@ def table(rows: list[dict], device: str) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    ladder = Ladder(args.M, args.N, args.K, args.device, args.sets)
-    turns = 1 + (1 + args.reps) * (len(ladder.fp32()) + (0 if args.device == "cpu" else 3))
+    rows_to_come = 1 + len(torch_sgemm.STAGES) + (0 if args.device == "cpu" else 4)
+    turns = 1 + (1 + args.reps) * rows_to_come
     with tqdm(total=turns, file=sys.stderr, leave=False) as bar:
 
         def progress(name: str) -> None:
@@ -220,6 +220,7 @@ def main(argv: list[str] | None = None) -> int:
             bar.update()
 
         try:
+            ladder = Ladder(args.M, args.N, args.K, args.device, args.sets)
             rows, limits = measure(ladder, args.reps, progress)
         except (check.CheckError, torch.OutOfMemoryError) as error:
             bar.close()

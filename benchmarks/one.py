@@ -11,12 +11,10 @@ import report
 import timing
 import torch
 
-import torch_sgemm
-
 
 def launch(kernel: str, M: int, N: int, K: int, device: str) -> None:
     """One launch on random normal data; nothing else runs on the device meanwhile."""
-    op = {**torch_sgemm.STAGES, "cublas": torch_sgemm.cublas}[kernel]
+    op = report.KERNELS[kernel]
     a, b = torch.randn(M, K, device=device), torch.randn(K, N, device=device)
     out = torch.empty(M, N, device=device)
     timing.synchronize(device)
@@ -28,8 +26,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = [*torch_sgemm.STAGES, "cublas"]
-    parser.add_argument("what", nargs="+", metavar="KERNEL... N | M N K", help=", ".join(names))
+    names = ", ".join(report.KERNELS)
+    parser.add_argument("what", nargs="+", metavar="KERNEL... N | M N K", help=names)
     report.add_device_argument(parser)
     args = parser.parse_args()
     device = report.pick_device(parser, args.device)
@@ -37,7 +35,7 @@ def main() -> None:
     for kernel in kernels:
         report.check_kernel(parser, kernel)
     if not kernels:
-        parser.error(f"name a kernel: {', '.join(names)}")
+        parser.error(f"name a kernel: {names}")
     try:
         size = [int(word) for word in args.what[len(kernels) :]]
     except ValueError:

@@ -28,6 +28,10 @@ LADDER_COLUMNS = (
 )
 
 
+#: What can be launched by its name: the stages, and the reference.
+KERNELS = {**torch_sgemm.STAGES, "cublas": torch_sgemm.cublas}
+
+
 # ---- the command line, and the device ------------------------------------------------------------
 
 
@@ -45,9 +49,8 @@ def sizes(parser: argparse.ArgumentParser, given: list[int]) -> tuple[int, int, 
 
 def check_kernel(parser: argparse.ArgumentParser, name: str) -> None:
     """One of the stages, or cublas."""
-    names = [*torch_sgemm.STAGES, "cublas"]
-    if name not in names:
-        parser.error(f"no kernel is called '{name}'; there are {', '.join(names)}")
+    if name not in KERNELS:
+        parser.error(f"no kernel is called '{name}'; there are {', '.join(KERNELS)}")
 
 
 def add_device_argument(parser: argparse.ArgumentParser) -> None:

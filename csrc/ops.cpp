@@ -27,10 +27,6 @@
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
 
-#define SGEMM_DECLARE(stage)                        \
-  namespace sgemm::stage {                          \
-  cudaError_t launch(const Problem&, cudaStream_t); \
-  }
 SGEMM_STAGES(SGEMM_DECLARE)
 #endif
 

@@ -3,3 +3,9 @@
 #pragma once
 
 #define SGEMM_STAGES(X) X(stage0) X(stage1) X(stage1b) X(stage2) X(stage2b) X(stage3) X(stage3b)
+
+// Declares a stage's launcher. Who uses it has CUDA's names, or the CPU executor's in their place.
+#define SGEMM_DECLARE(stage)                        \
+  namespace sgemm::stage {                          \
+  cudaError_t launch(const Problem&, cudaStream_t); \
+  }

@@ -364,6 +364,11 @@ def test_env_json_says_what_a_figure_depends_on(tmp_path):
     assert env["torch"] in report.describe(env)
 
 
+def test_the_peaks_count_the_chains_that_the_kernels_have():
+    header = (report.ROOT / "csrc" / "peaks.h").read_text()
+    assert f"constexpr int kChains = {peaks.CHAINS};" in header
+
+
 def test_the_measured_peak_is_above_what_torch_reaches():
     # A loop that does not fill the units would refuse honest rows.
     measured = peaks.measure("cpu", reps=3)

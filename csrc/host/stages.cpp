@@ -8,10 +8,6 @@
 #include "../gemm.cuh"
 #include "../stages.h"
 
-#define SGEMM_DECLARE(stage)                        \
-  namespace sgemm::stage {                          \
-  cudaError_t launch(const Problem&, cudaStream_t); \
-  }
 SGEMM_STAGES(SGEMM_DECLARE)
 
 void sgemm_cpu::launch(const char* stage, const Problem& problem, simt::Stream& stream) {
