@@ -25,6 +25,7 @@ from pathlib import Path
 import report
 
 _L1 = "l1tex__t_{}_pipe_lsu_mem_global_op_{}.sum"
+_COPY = "smsp__sass_l1tex_t_{}_pipe_lsu_mem_global_op_ldgsts.sum"  # cp.async
 _CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{}.sum"
 _WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{}.sum"
 _STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
@@ -34,6 +35,8 @@ METRICS = {
     "time": "gpu__time_duration.sum",
     "global_load_requests": _L1.format("requests", "ld"),
     "global_load_sectors": _L1.format("sectors", "ld"),
+    "global_copy_requests": _COPY.format("requests"),
+    "global_copy_sectors": _COPY.format("sectors"),
     "global_store_requests": _L1.format("requests", "st"),
     "global_store_sectors": _L1.format("sectors", "st"),
     "shared_loads": "smsp__sass_inst_executed_op_shared_ld.sum",
@@ -148,6 +151,11 @@ def by_kernel(rows: list[dict], size: int) -> dict[str, dict[str, float]]:
     return dict(table)
 
 
+def loaded(values: dict[str, float], what: str) -> float:
+    """The requests or the sectors of everything read from global memory: by loads and cp.async."""
+    return values[f"global_load_{what}"] + values[f"global_copy_{what}"]
+
+
 def top_stalls(values: dict[str, float], count: int = 2) -> str:
     waits = {name[6:]: value for name, value in values.items() if name.startswith("stall_")}
     largest = sorted(waits, key=waits.get, reverse=True)[:count]
@@ -165,9 +173,9 @@ def _per_multiply_add(values: dict[str, float], instructions: str) -> str:
 #: heading: a cell from a kernel's values.
 COLUMNS = {
     "TFLOP/s": lambda v: f"{2 * v['multiply_adds'] / v['time'] / 1e3:.3g}",  # time in ns
-    "sectors / load": lambda v: _ratio(v, "global_load_sectors", "global_load_requests"),
+    "sectors / load": lambda v: f"{loaded(v, 'sectors') / loaded(v, 'requests'):.3g}",
     "sectors / store": lambda v: _ratio(v, "global_store_sectors", "global_store_requests"),
-    "global loads / FMA": lambda v: _per_multiply_add(v, "global_load_requests"),
+    "global loads / FMA": lambda v: f"{32 * loaded(v, 'requests') / v['multiply_adds']:.3f}",
     "shared loads / FMA": lambda v: _per_multiply_add(v, "shared_loads"),
     "wavefronts / shared load": lambda v: _ratio(v, "shared_load_wavefronts", "shared_loads"),
     "wavefronts / shared store": lambda v: _ratio(v, "shared_store_wavefronts", "shared_stores"),

@@ -78,7 +78,7 @@ def markdown(points: list[dict], profile: list[dict], env: dict) -> str:
     ]
     for kernel, levels in table.items():
         source = f"{analytic_intensity(kernel):.2f}" if report.stage_file(kernel) else "-"
-        loaded = 2 * size**3 / (SECTOR_BYTES * measured[kernel]["global_load_sectors"])
+        loaded = 2 * size**3 / (SECTOR_BYTES * counters.loaded(measured[kernel], "sectors"))
         cells = [source, f"{loaded:.2f}"]
         cells += [f"{levels[level]:.3g}" for level in ("L1 and shared", "L2", "HBM")]
         lines.append(f"| {report.title(kernel)} | {' | '.join(cells)} |")
@@ -92,21 +92,48 @@ def markdown(points: list[dict], profile: list[dict], env: dict) -> str:
     )
 
 
-def _clusters(points: list[dict]) -> list[list[dict]]:
-    """Points that would hide one another's names, together."""
-    groups: list[list[dict]] = []
-    for point in sorted(points, key=lambda p: -p["tflops"]):
-        for group in groups:
-            near = (
-                max(point[key], group[0][key]) / min(point[key], group[0][key]) < limit
-                for key, limit in (("flop_per_byte", 2.2), ("tflops", 1.18))
+def clusters(points: list[tuple[float, float]], near: tuple[float, float]) -> list[list[int]]:
+    """Points whose labels would hide one another, together; each near to another of its cluster."""
+    groups: list[list[int]] = []
+    for i, (x, y) in enumerate(points):
+        touched = [
+            group
+            for group in groups
+            if any(
+                abs(x - points[k][0]) < near[0] and abs(y - points[k][1]) < near[1] for k in group
             )
-            if all(near):
-                group.append(point)
-                break
-        else:
-            groups.append([point])
+        ]
+        groups = [group for group in groups if group not in touched]
+        groups.append([i, *(k for group in touched for k in group)])
     return groups
+
+
+def _label(axes, points: list[dict], roof: float, gap: float) -> None:
+    """Each kernel's name right of its point and below the roof, a cluster's above one another."""
+    place = axes.transData + axes.transAxes.inverted()  # what is near is so on the paper
+    where = [tuple(place.transform((p["flop_per_byte"], p["tflops"]))) for p in points]
+    highest = place.transform((points[0]["flop_per_byte"], roof))[1] - gap
+    for group in clusters(where, (0.12, 2 * gap)):
+        depths = report.spread([-where[i][1] for i in group], gap, low=-highest)
+        right = max(where[i][0] for i in group) + (0.03 if len(group) == 1 else 0.07)
+        for i, depth in zip(group, depths, strict=True):
+            kernel = points[i]["kernel"]
+            axes.annotate(
+                kernel.removeprefix("stage"),
+                where[i],
+                xycoords="axes fraction",
+                xytext=(right, -depth),
+                va="center",
+                fontsize=8,
+                color=_colour(kernel),
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+                arrowprops={"arrowstyle": "-", "color": _colour(kernel), "linewidth": 0.5}
+                | {"relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 2},
+            )
+
+
+def _colour(kernel: str) -> str:
+    return "#3b6fb6" if report.stage_file(kernel) else "#4a4a4a"
 
 
 def picture(points: list[dict], peaks: dict[str, float], env: dict, path: Path) -> None:
@@ -116,35 +143,37 @@ def picture(points: list[dict], peaks: dict[str, float], env: dict, path: Path) 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(1, len(LEVELS), figsize=(13, 4.6), sharey=True)
+    figure, panels = pyplot.subplots(1, len(LEVELS), figsize=(13, 5.6), sharey=True)
     figure.set_layout_engine("constrained")
+    speeds = [point["tflops"] for point in points]
+    panels[0].set_yscale("log")
+    panels[0].set_ylim(min(speeds) / 2, 1.4 * max(peaks["ffma"], *speeds))
+    panels[0].set_ylabel("TFLOP/s, FP32")
     for axes, (level, (peak, _)) in zip(panels, LEVELS.items(), strict=True):
         here = [point for point in points if point["level"] == level]
         ridge = peaks["ffma"] / peaks[peak]
         left = min(ridge, *(p["flop_per_byte"] for p in here)) / 3
-        right = max(ridge, *(p["flop_per_byte"] for p in here)) * 3
+        right = max(ridge, *(p["flop_per_byte"] for p in here)) * 4
         roof = [left, ridge, right]
         axes.plot(roof, [min(peaks["ffma"], x * peaks[peak]) for x in roof], color="#9a9a9a")
         axes.set_title(f"{level}: {peaks[peak]:.3g} TB/s", fontsize=10, loc="left")
-        for group in _clusters(here):
-            x, y = group[0]["flop_per_byte"], group[0]["tflops"]
-            names = ", ".join(point["kernel"] for point in group)
-            colour = "#3b6fb6" if report.stage_file(group[0]["kernel"]) else "#4a4a4a"
-            for point in group:
-                axes.plot(point["flop_per_byte"], point["tflops"], "o", color=colour, markersize=5)
-            axes.annotate(
-                names, (x, y), xytext=(7, -3), textcoords="offset points", fontsize=8, color=colour
-            )
         axes.set_xscale("log")
-        axes.set_yscale("log")
+        axes.set_xlim(left, right)
         axes.set_xlabel("FLOP per byte")
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("TFLOP/s, FP32")
+        for point in here:
+            colour = _colour(point["kernel"])
+            axes.plot(point["flop_per_byte"], point["tflops"], "o", color=colour, markersize=4)
     size = points[0]["M"]
     figure.suptitle(
-        f"M = N = K = {size}, {env['gpu']}; flat: {peaks['ffma']:.3g} TFLOP/s of multiply-adds",
+        f"M = N = K = {size}, {env['gpu']}; numbers are stages; flat: {peaks['ffma']:.3g} TFLOP/s "
+        "of multiply-adds",
         fontsize=10,
     )
+    figure.draw_without_rendering()  # lays the panels out
+    for axes, level in zip(panels, LEVELS, strict=True):
+        here = [point for point in points if point["level"] == level]
+        _label(axes, here, peaks["ffma"], gap=0.033)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 

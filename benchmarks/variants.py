@@ -57,6 +57,7 @@ class Variant:
     constants: dict[str, int] = field(default_factory=dict)
     launch_bounds: str | None = None  # None: as in the source; "": no __launch_bounds__ at all
     unroll: str | None = None  # the line in place of #pragma unroll; None: as in the source
+    replace: tuple[tuple[str, str], ...] = ()  # (old, new); old stands once in the source
 
     def __str__(self) -> str:
         changes = [f"{name} = {value}" for name, value in self.constants.items()]
@@ -65,6 +66,7 @@ class Variant:
             changes.append(bounds if self.launch_bounds else "no __launch_bounds__")
         if self.unroll is not None:
             changes.append(self.unroll or "no #pragma unroll")
+        changes += [f"'{new.strip()}' for '{old.strip()}'" for old, new in self.replace]
         return f"{self.stage} with {', '.join(changes)}" if changes else self.stage
 
 
@@ -179,6 +181,8 @@ def constants(text: str) -> dict[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
     for statement in _DECLARATION.finditer(text):
         for match in _CONSTANT.finditer(text, *statement.span(1)):
+            if match[2].startswith("Tile::"):  # a short name for the tile's
+                continue
             if match[1] in found:
                 raise VariantError(f"the constant {match[1]} is declared twice")
             found[match[1]] = match.span(2)
@@ -209,6 +213,12 @@ def source(variant: Variant) -> str:
         if text.count("#pragma unroll\n") != 1:
             raise VariantError(f"{variant}: expected one #pragma unroll in the source")
         text = text.replace("#pragma unroll\n", f"{variant.unroll}\n")
+    for old, new in variant.replace:
+        if (count := text.count(old)) != 1:
+            raise VariantError(
+                f"{variant}: expected '{old}' once in the source, found it {count} times"
+            )
+        text = text.replace(old, new)
     line = f'#line 1 "{file.relative_to(report.ROOT)}"\n'
     return line + text + SHIM.replace("SGEMM_STAGE::", f"{variant.stage}::")
 
@@ -390,7 +400,8 @@ def load(folder: Path, wanted: Sequence[Variant] | None = None) -> list[Built]:
     folder = Path(folder)
     found: dict[str, Built] = {}
     for entry in _entries(folder):
-        variant = Variant(**entry["variant"])
+        pairs = tuple((old, new) for old, new in entry["variant"]["replace"])
+        variant = Variant(**entry["variant"] | {"replace": pairs})
         now = sources(variant.stage)
         changed = sorted(
             name for name in now | entry["sources"] if now.get(name) != entry["sources"].get(name)

@@ -16,6 +16,9 @@ using namespace sgemm;
 
 namespace sgemm {
 
+constexpr int WARP = 32;               // threads
+constexpr int MAX_SHARED = 48 * 1024;  // bytes that a block can have on every GPU without asking
+
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // cp.async copies from global to shared memory while the thread goes on, and through no register. Each thread
@@ -61,11 +64,20 @@ __device__ __forceinline__ void copy_wait() {
 #endif
 }
 
-// Tells simt::sector_counter what a lane asks of an array: null if nothing. Only a test's build counts: a
-// branch here would keep the compiler from joining neighbouring loads.
-__device__ __forceinline__ void count_sectors(const float* array, const float* element) {
+// Four floats, 16 bytes, in one instruction. `from` and `to` are multiples of 16 bytes, or registers.
+__device__ __forceinline__ void copy4(float* to, const float* from) {
+#ifdef SGEMM_HOST
+  simt::copy(to, from, 4 * sizeof(float));
+#else
+  *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(from);
+#endif
+}
+
+// Tells simt::sector_counter which of an array's elements a lane asks for at once: null if none. Only a test's
+// build counts: a branch here would keep the compiler from joining neighbouring loads.
+__device__ __forceinline__ void count_sectors(const float* array, const float* element, int elements = 1) {
 #ifdef SGEMM_COUNT_SECTORS
-  if (simt::sector_counter) simt::sector_counter->access(array, element, sizeof *element);
+  if (simt::sector_counter) simt::sector_counter->access(array, element, elements * sizeof *element);
 #endif
 }
 
@@ -73,6 +85,13 @@ __device__ __forceinline__ void count_sectors(const float* array, const float* e
 // kGuarded: reads outside a matrix give 0, writes outside it are dropped.
 // launch_tiles() decides; a kernel never asks.
 enum class Edge { kExact, kGuarded };
+
+// Where an element of a row-major matrix is, or would be. A row is not negative: as an unsigned number it saves
+// instructions.
+template <class Float>
+__device__ __forceinline__ Float* address(Float* data, int64_t ld, int row, int col) {
+  return data + static_cast<unsigned>(row) * ld + col;
+}
 
 // A row-major operand.
 template <Edge E>
@@ -82,21 +101,49 @@ struct In {
   int64_t ld;
 
   __device__ __forceinline__ float load(int row, int col) const {
-    if (outside(row, col)) return count_sectors(data, nullptr), 0.0f;
-    count_sectors(data, &data[row * ld + col]);
-    return data[row * ld + col];
+    return load(address(data, ld, row, col), outside(row, col));
+  }
+
+  // Four elements of a row, to shared memory or registers. A guarded matrix need not be aligned: one by one.
+  __device__ __forceinline__ void load4(float* to, int row, int col) const {
+    const float* elements = address(data, ld, row, col);
+    if constexpr (E == Edge::kExact) {
+      count_sectors(data, elements, 4);
+      copy4(to, elements);
+    } else {
+      for (int j = 0; j < 4; ++j) to[j] = load(elements + j, outside(row, col + j));
+    }
   }
 
   // One element, by cp.async.
   __device__ __forceinline__ void copy_async(float* shared, int row, int col) const {
-    const bool skip = outside(row, col);
-    const float* element = skip ? data : &data[row * ld + col];
-    count_sectors(data, skip ? nullptr : element);
-    sgemm::copy_async<sizeof(float)>(shared, element, skip ? 0 : sizeof(float));
+    copy_async(shared, address(data, ld, row, col), outside(row, col));
+  }
+
+  // Four elements of a row, by cp.async.
+  __device__ __forceinline__ void copy4_async(float* shared, int row, int col) const {
+    const float* elements = address(data, ld, row, col);
+    if constexpr (E == Edge::kExact) {
+      count_sectors(data, elements, 4);
+      sgemm::copy_async<4 * sizeof(float)>(shared, elements);
+    } else {
+      for (int j = 0; j < 4; ++j) copy_async(shared + j, elements + j, outside(row, col + j));
+    }
   }
 
   __device__ __forceinline__ bool outside(int row, int col) const {
     return E == Edge::kGuarded && (row >= rows || col >= cols);
+  }
+
+ private:
+  // What is outside is not read: the address of it may be anything.
+  __device__ __forceinline__ float load(const float* element, bool outside) const {
+    count_sectors(data, outside ? nullptr : element);
+    return outside ? 0.0f : *element;
+  }
+  __device__ __forceinline__ void copy_async(float* shared, const float* element, bool outside) const {
+    count_sectors(data, outside ? nullptr : element);
+    sgemm::copy_async<sizeof(float)>(shared, element, outside ? 0 : sizeof(float));
   }
 };
 
@@ -116,13 +163,30 @@ struct Out {
       count_sectors(data, nullptr);
       return;
     }
-    float value = alpha * acc;
-    if (c != nullptr) {
-      count_sectors(c, &c[row * c_row + col * c_col]);
-      value += beta * c[row * c_row + col * c_col];
+    const float value = scaled(row, col, acc);
+    float* element = address(data, ld, row, col);
+    count_sectors(data, element);
+    *element = value;
+  }
+
+  // Four elements of a row. c may have any strides: its elements are read one by one.
+  __device__ __forceinline__ void store4(int row, int col, const float* acc) const {
+    if constexpr (E == Edge::kExact) {
+      float values[4];
+      for (int j = 0; j < 4; ++j) values[j] = scaled(row, col + j, acc[j]);
+      float* elements = address(data, ld, row, col);
+      count_sectors(data, elements, 4);
+      copy4(elements, values);
+    } else {
+      for (int j = 0; j < 4; ++j) store(row, col + j, acc[j]);
     }
-    count_sectors(data, &data[row * ld + col]);
-    data[row * ld + col] = value;
+  }
+
+  __device__ __forceinline__ float scaled(int row, int col, float acc) const {
+    if (c == nullptr) return alpha * acc;
+    const float* element = c + row * c_row + col * c_col;
+    count_sectors(c, element);
+    return alpha * acc + beta * *element;
   }
 };
 
@@ -143,13 +207,22 @@ cudaError_t start(Kernel<E> kernel, dim3 grid, dim3 block, const Problem& p, cud
 #endif
 }
 
+// Whether A, B and out begin at multiples of VECTOR floats, and so does each of their rows.
+template <int VECTOR>
+bool is_aligned(const Problem& p) {
+  const auto addresses = reinterpret_cast<uintptr_t>(p.A) | reinterpret_cast<uintptr_t>(p.B) |
+                         reinterpret_cast<uintptr_t>(p.out);
+  return addresses % (VECTOR * sizeof(float)) == 0 && (p.lda | p.ldb | p.ldo) % VECTOR == 0;
+}
+
 // One block per BM x BN tile of C. blockIdx.x walks N and blockIdx.y walks M: neighbouring blocks share rows
 // of A. A grid has at most 65,535 blocks along y, so more row tiles than that take another launch.
-template <int BM, int BN, int BK>
+// VECTOR: how many floats an exact kernel moves at once, so where it does, rows are multiples of that apart.
+template <int BM, int BN, int BK, int VECTOR = 1>
 cudaError_t launch_tiles(Kernel<Edge::kExact> exact, Kernel<Edge::kGuarded> guarded, dim3 block,
                          const Problem& p, cudaStream_t stream) {
   constexpr int64_t kMaxRows = int64_t{65535} * BM;
-  const bool fits = p.M % BM == 0 && p.N % BN == 0 && p.K % BK == 0;
+  const bool fits = p.M % BM == 0 && p.N % BN == 0 && p.K % BK == 0 && is_aligned<VECTOR>(p);
   cudaError_t error = cudaSuccess;
   for (int64_t row = 0; row < p.M && error == cudaSuccess; row += kMaxRows) {
     Problem rows = p;

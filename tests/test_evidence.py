@@ -163,7 +163,7 @@ def test_exercise_2_is_a_quarter_of_the_tile_and_not_the_tile():
     assert flop / loaded == T / 4 == roofline.analytic_intensity("stage2")
     assert flop / read == 0.25
     values = profile()["stage2"]
-    counted = 2 * SIZE**3 / (roofline.SECTOR_BYTES * values["global_load_sectors"])
+    counted = 2 * SIZE**3 / (roofline.SECTOR_BYTES * counters.loaded(values, "sectors"))
     assert counted == pytest.approx(T / 4, rel=0.01)
 
 

@@ -173,6 +173,7 @@ class Worker {
   }
   void run_blocks(Launch& launch);
   void barrier(const char* file, int line);
+  void misaligned(const void* address, size_t bytes);
   void copy_async(void* shared, const void* global, size_t bytes, size_t valid);
   void copy_commit() { ++current_->group; }
   void copy_wait(unsigned groups_in_flight);
@@ -307,6 +308,14 @@ void Worker::resume(Fiber& fiber) {
   switch_to(hub_, fiber);
 }
 
+void Worker::misaligned(const void* address, size_t bytes) {
+  const auto* at = static_cast<const char*>(address);
+  const auto* own = static_cast<const char*>(current_->stack.bottom);
+  if (at >= own && at < own + current_->stack.bytes) return;  // a register has no address
+  launch_->fail(who(current_->thread) + ": a copy of " + std::to_string(bytes) +
+                " bytes at an address that is not a multiple of them");
+}
+
 // ---- cp.async ---------------------------------------------------------------------------------------------
 
 void Worker::copy_async(void* shared, const void* global, size_t bytes, size_t valid) {
@@ -433,6 +442,7 @@ void launch(dim3 grid, dim3 block, Stream& stream, void (*thread)(const void*), 
 
 }  // namespace simt
 
+void simt::misaligned(const void* address, size_t bytes) { this_worker().misaligned(address, bytes); }
 void simt::copy_async(void* shared, const void* global, size_t bytes, size_t valid) {
   this_worker().copy_async(shared, global, bytes, valid);
 }

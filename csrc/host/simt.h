@@ -7,6 +7,8 @@
 // work.
 #pragma once
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 
 #include "stream.h"
 
@@ -21,13 +23,26 @@ enum cudaError_t { cudaSuccess = 0 };
 namespace simt {
 
 // Runs thread(context) for every thread of every block. Throws std::runtime_error where threads of a block
-// skip a barrier that others wait at (naming it), where one ends with a cp.async in flight, where a kernel
-// overruns its stack, and when interrupted.
+// skip a barrier that others wait at (naming it), where one ends with a cp.async in flight, where an address is
+// not aligned as copy() and cp.async ask, where a kernel overruns its stack, and when interrupted.
 void launch(dim3 grid, dim3 block, Stream& stream, void (*thread)(const void*), const void* context);
 
 template <typename F>
 void launch(dim3 grid, dim3 block, Stream& stream, const F& thread) {
   launch(grid, block, stream, [](const void* f) { (*static_cast<const F*>(f))(); }, &thread);
+}
+
+void misaligned(const void* address, size_t bytes);
+inline void require_aligned(const void* address, size_t bytes) {
+  if (reinterpret_cast<uintptr_t>(address) % bytes != 0) misaligned(address, bytes);
+}
+
+// What one instruction copies between memory and a thread's own variables, its registers. An address in memory
+// has to be a multiple of the bytes; otherwise the launch fails.
+inline void copy(void* to, const void* from, size_t bytes) {
+  require_aligned(to, bytes);
+  require_aligned(from, bytes);
+  std::memcpy(to, from, bytes);
 }
 
 // cp.async of the thread that calls: bytes of shared memory from `valid` bytes of global memory and zeros.
