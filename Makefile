@@ -1,10 +1,12 @@
 # make test      builds the package and passes the tests
 # make sanitize  those of the tests that look for memory errors and races in the stages, on the CPU (make test does too)
 # make bench     builds it and prints the ladder (ARGS="8192 --reps 10" for ladder.py)
+# make ladder-diff N=6   what stage 6 (or 9b ...) changes against its parent
 # make lint      checks the formatting
 # make wheel     a wheel for every supported GPU architecture, in dist/
 # make gpu       on a machine with a GPU: tests, sanitizers, benchmarks, and the results files anew
 #                (its parts: gpu-test, gpu-sanitize, gpu-bench)
+# make sweeps SWEEPS=DIR   compiles the variants of the stages that gpu-bench measures, for a machine without nvcc
 #
 # All of them first make .venv with torch and the tools in it. With PYTHON=python3 that interpreter and what it has
 # installed are used instead, and nothing is fetched; a torch_sgemm installed there is used as it is.
@@ -23,7 +25,7 @@ ENVIRONMENT := .venv/.complete
 INSTALLED = false
 endif
 
-.PHONY: test sanitize bench lint build wheel gpu gpu-test gpu-sanitize gpu-bench need-gpu sweeps clean help
+.PHONY: test sanitize bench ladder-diff lint build wheel gpu gpu-test gpu-sanitize gpu-bench need-gpu sweeps clean help
 
 test: build
 	cd tests && $(PYTHON) -m pytest $(ARGS)
@@ -33,6 +35,10 @@ sanitize: build
 
 bench: build
 	$(PYTHON) benchmarks/ladder.py $(ARGS)
+
+# Needs no build, and of Python no more than itself.
+ladder-diff:
+	@$(BASE_PYTHON) benchmarks/ladder_diff.py $(N)
 
 build: $(ENVIRONMENT)
 	@command -v $(CXX) >/dev/null || { echo "There is no C++ compiler '$(CXX)': install g++, or set CXX."; exit 1; }
@@ -76,6 +82,9 @@ gpu-bench: need-gpu
 	$(PYTHON) benchmarks/roofline.py
 	$(PYTHON) benchmarks/launch_bounds.py --save $(SWEEPS:%=--measure %/launch_bounds)
 	$(PYTHON) benchmarks/chapter9.py --save $(SWEEPS:%=--measure %/chapter9)
+	$(PYTHON) benchmarks/ablation.py --save $(SWEEPS:%=--measure %/ablation)
+	$(PYTHON) benchmarks/matrix_cost.py --save $(SWEEPS:%=--measure %/matrix_cost)
+	$(PYTHON) benchmarks/sizes.py --save
 	$(PYTHON) benchmarks/documents.py
 
 help:
@@ -84,6 +93,8 @@ help:
 sweeps: build
 	$(PYTHON) benchmarks/launch_bounds.py --compile $(SWEEPS)/launch_bounds
 	$(PYTHON) benchmarks/chapter9.py --compile $(SWEEPS)/chapter9
+	$(PYTHON) benchmarks/ablation.py --compile $(SWEEPS)/ablation
+	$(PYTHON) benchmarks/matrix_cost.py --compile $(SWEEPS)/matrix_cost
 
 clean:
 	rm -rf build dist *.egg-info torch_sgemm/_C*.so torch_sgemm/_build_info.py

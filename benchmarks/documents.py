@@ -6,11 +6,14 @@ python benchmarks/documents.py
 import argparse
 from pathlib import Path
 
+import ablation
 import chapter9
 import counters
 import launch_bounds
+import matrix_cost
 import report
 import roofline
+import sizes
 
 
 def documents() -> dict[Path, str]:
@@ -35,9 +38,10 @@ def documents() -> dict[Path, str]:
             put(story, f"counters {name}", table)
             table = roofline.markdown(found["roofline"], found["profile"], envs["profile"])
             put(story, f"intensities {name}", table)
-        for sweep in (launch_bounds, chapter9):
-            if (what := sweep.__name__) in found:
-                put(story, f"{what} {name}", sweep.markdown(found[what], envs[what]))
+        for script in (launch_bounds, chapter9, ablation, matrix_cost, sizes):
+            if (what := script.__name__) in found:
+                for path in texts:
+                    put(path, f"{what} {name}", script.markdown(found[what], envs[what]))
     return texts
 
 

@@ -139,12 +139,20 @@ def require_fp32_baselines(device: str) -> None:
 
 
 def measure(
-    ladder: Ladder, reps: int, progress=lambda name: None
+    ladder: Ladder,
+    reps: int,
+    progress=lambda name: None,
+    limits: peaks.Peaks | None = None,
+    warm: float = timing.WARM_SECONDS,
 ) -> tuple[list[dict], peaks.Peaks]:
-    """The rows of ladder.csv, or check.CheckError where one is wrong or cannot be true."""
+    """The rows of ladder.csv, or check.CheckError where one is wrong or cannot be true.
+
+    Without limits the peaks are measured too.
+    """
     require_fp32_baselines(ladder.device)
-    progress("peaks")
-    limits = peaks.measure(ladder.device)
+    if limits is None:
+        progress("peaks")
+        limits = peaks.measure(ladder.device)
     contenders, others = ladder.fp32(), ladder.for_scale()
     reference = "torch.matmul" if ladder.device == "cpu" else "cublasSgemm"
     expected = ladder.result(contenders[reference]).clone()
@@ -164,7 +172,7 @@ def measure(
         found[name] = {"rms": check.errors(out.float(), ladder.exact).rms}
         check.require_half_precision(found[name]["rms"], name)
         calls[name] = _turns(matmul, a, b, out)
-    timings = timing.interleaved(calls, ladder.device, reps, progress, period=len(ladder.a))
+    timings = timing.interleaved(calls, ladder.device, reps, progress, len(ladder.a), warm)
     require_fp32_baselines(ladder.device)
 
     flop = 2 * ladder.M * ladder.N * ladder.K

@@ -8,6 +8,7 @@ import argparse
 import csv
 import datetime
 import json
+import math
 import os
 import platform
 import re
@@ -259,6 +260,25 @@ def ladder_picture(rows: list[dict], env: dict, path: Path) -> None:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def spread(wanted: list[float], gap: float, low: float = -math.inf) -> list[float]:
+    """Places for labels, as near to where they are wanted as they can be `gap` apart above low."""
+    runs: list[list[int]] = []  # neighbours that touch; each run is centred where it is wanted
+
+    def bottom(run: list[int]) -> float:
+        middle = sum(wanted[i] for i in run) / len(run)
+        return max(low, middle - gap * (len(run) - 1) / 2)
+
+    for i in sorted(range(len(wanted)), key=wanted.__getitem__):
+        runs.append([i])
+        while len(runs) > 1 and bottom(runs[-1]) < bottom(runs[-2]) + gap * len(runs[-2]):
+            runs[-2:] = [runs[-2] + runs[-1]]
+    places = [0.0] * len(wanted)
+    for run in runs:
+        for step, i in enumerate(run):
+            places[i] = bottom(run) + gap * step
+    return places
 
 
 def claims_markdown(rows: list[dict], env: dict) -> str:

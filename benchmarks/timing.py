@@ -48,17 +48,19 @@ def interleaved(
     reps: int,
     progress: Callable[[str], None] = lambda name: None,
     period: int = 1,
+    warm: float = WARM_SECONDS,
 ) -> dict[str, Timing]:
     """Times each contender `reps` times, in turns. `progress` is told whose turn it is.
 
     `period` is how many sets of inputs the calls take turns with: a batch uses each as often.
+    `warm` is how long a contender runs untimed before each sample on a GPU, in seconds.
     """
     batches = {name: _Batch(call, device, period) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(reps):
         for name, batch in batches.items():
             progress(name)
-            seconds = batch.sample()
+            seconds = batch.sample(warm)
             if not seconds > 0:
                 raise CheckError(f"{name}: {seconds} s is no time; the clock did not see it run")
             samples[name].append(seconds)
@@ -73,18 +75,19 @@ class _Batch:
         self.first, self.graph = 0, None
         self.count = 1
         self._seconds()  # loads the module, allocates, wakes the clock
-        once = self._seconds()
-        self.count = max(1, min(1000, round(SAMPLE_SECONDS / max(once, 1e-7))))
-        if device != "cpu" and once < GRAPH_BELOW_SECONDS:
+        self.once = self._seconds()
+        self.count = max(1, min(1000, round(SAMPLE_SECONDS / max(self.once, 1e-7))))
+        if device != "cpu" and self.once < GRAPH_BELOW_SECONDS:
             # Every replay is of the same calls: with fewer than a period they stay in cache.
             self.count = period * max(1, round(self.count / period))
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph):
                 self._launch()
 
-    def sample(self) -> float:
-        deadline = time.perf_counter() + WARM_SECONDS
-        while self.device != "cpu":
+    def sample(self, warm: float) -> float:
+        deadline = time.perf_counter() + warm
+        # A launch of many times the warm-up's length runs warm itself, but for its beginning.
+        while self.device != "cpu" and self.once < 5 * warm:
             self._seconds()
             if time.perf_counter() > deadline:
                 break

@@ -166,6 +166,7 @@ SGEMM_EXPORT const char* explain(cudaError_t error) { return cudaGetErrorString(
 
 _DECLARATION = re.compile(r"^[ \t]*(?:static )?constexpr (?:int|bool) ([^;]*);", re.MULTILINE)
 _CONSTANT = re.compile(r"\b([A-Z][A-Z0-9_]*) = ((?:[^,;()]|\([^()]*\))+)")
+_STRUCT = re.compile(r"^struct (\w+) \{.*?^\};", re.MULTILINE | re.DOTALL)
 _BOUNDS = re.compile(r"__launch_bounds__\((?:[^()]|\([^()]*\))*\) ?")
 
 
@@ -177,9 +178,15 @@ def stage_file(stage: str) -> Path:
 
 
 def constants(text: str) -> dict[str, tuple[int, int]]:
-    """The named constants of a stage: where the value of each stands."""
+    """The named constants of a stage: where the value of each stands.
+
+    Of several tiles those of struct Shipped.
+    """
     found: dict[str, tuple[int, int]] = {}
+    others = [m.span() for m in _STRUCT.finditer(text) if m[1] != "Shipped"]
     for statement in _DECLARATION.finditer(text):
+        if any(start < statement.start() < end for start, end in others):
+            continue
         for match in _CONSTANT.finditer(text, *statement.span(1)):
             if match[2].startswith("Tile::"):  # a short name for the tile's
                 continue

@@ -73,8 +73,8 @@ __device__ __forceinline__ void copy4(float* to, const float* from) {
 #endif
 }
 
-// Tells simt::sector_counter which of an array's elements a lane asks for at once: null if none. Only a test's
-// build counts: a branch here would keep the compiler from joining neighbouring loads.
+// Tells simt::sector_counter which of an array's elements a lane asks for at once: null if none. Only a
+// test's build counts: a branch here would keep the compiler from joining neighbouring loads.
 __device__ __forceinline__ void count_sectors(const float* array, const float* element, int elements = 1) {
 #ifdef SGEMM_COUNT_SECTORS
   if (simt::sector_counter) simt::sector_counter->access(array, element, elements * sizeof *element);
@@ -86,43 +86,47 @@ __device__ __forceinline__ void count_sectors(const float* array, const float* e
 // launch_tiles() decides; a kernel never asks.
 enum class Edge { kExact, kGuarded };
 
-// Where an element of a row-major matrix is, or would be. A row is not negative: as an unsigned number it saves
-// instructions.
-template <class Float>
-__device__ __forceinline__ Float* address(Float* data, int64_t ld, int row, int col) {
-  return data + static_cast<unsigned>(row) * ld + col;
-}
-
 // A row-major operand.
 template <Edge E>
 struct In {
   const float* data;
   int rows, cols;
-  int64_t ld;
+  int64_t ld;                          // elements from one row to the next
+  int64_t pitch = ld * sizeof(float);  // bytes
 
   __device__ __forceinline__ float load(int row, int col) const {
-    return load(address(data, ld, row, col), outside(row, col));
+    if (outside(row, col)) return count_sectors(data, nullptr), 0.0f;
+    const float* element = E == Edge::kExact ? data + row * ld + col : at_pitch(row, col);
+    count_sectors(data, element);
+    return *element;
   }
 
-  // Four elements of a row, to shared memory or registers. A guarded matrix need not be aligned: one by one.
+  // Four elements of a row, to shared memory or registers. A guarded matrix need not be aligned: they are
+  // read one by one.
   __device__ __forceinline__ void load4(float* to, int row, int col) const {
-    const float* elements = address(data, ld, row, col);
+    const float* elements = address(row, col);
     if constexpr (E == Edge::kExact) {
       count_sectors(data, elements, 4);
       copy4(to, elements);
     } else {
-      for (int j = 0; j < 4; ++j) to[j] = load(elements + j, outside(row, col + j));
+      float values[4];
+      for (int j = 0; j < 4; ++j) {
+        const bool skip = outside(row, col + j);
+        count_sectors(data, skip ? nullptr : elements + j);
+        values[j] = skip ? 0.0f : elements[j];
+      }
+      copy4(to, values);
     }
   }
 
   // One element, by cp.async.
   __device__ __forceinline__ void copy_async(float* shared, int row, int col) const {
-    copy_async(shared, address(data, ld, row, col), outside(row, col));
+    copy_async(shared, address(row, col), outside(row, col));
   }
 
   // Four elements of a row, by cp.async.
   __device__ __forceinline__ void copy4_async(float* shared, int row, int col) const {
-    const float* elements = address(data, ld, row, col);
+    const float* elements = address(row, col);
     if constexpr (E == Edge::kExact) {
       count_sectors(data, elements, 4);
       sgemm::copy_async<4 * sizeof(float)>(shared, elements);
@@ -136,11 +140,18 @@ struct In {
   }
 
  private:
-  // What is outside is not read: the address of it may be anything.
-  __device__ __forceinline__ float load(const float* element, bool outside) const {
-    count_sectors(data, outside ? nullptr : element);
-    return outside ? 0.0f : *element;
+  // The address of an element, which may be anywhere if it is not read. Compilers step from row to row where
+  // they can, and so want it plain; but in a guarded kernel every address is computed anew, and then an
+  // unsigned row saves instructions, and a distance in bytes saves more of them (but takes registers).
+  __device__ __forceinline__ const float* address(int row, int col) const {
+    if constexpr (E == Edge::kExact) return data + row * ld + col;
+    return data + static_cast<unsigned>(row) * ld + col;
   }
+  __device__ __forceinline__ const float* at_pitch(int row, int col) const {
+    const auto* first = reinterpret_cast<const char*>(data + col);
+    return reinterpret_cast<const float*>(first + static_cast<unsigned>(row) * pitch);
+  }
+
   __device__ __forceinline__ void copy_async(float* shared, const float* element, bool outside) const {
     count_sectors(data, outside ? nullptr : element);
     sgemm::copy_async<sizeof(float)>(shared, element, outside ? 0 : sizeof(float));
@@ -164,7 +175,7 @@ struct Out {
       return;
     }
     const float value = scaled(row, col, acc);
-    float* element = address(data, ld, row, col);
+    float* element = data + row * ld + col;
     count_sectors(data, element);
     *element = value;
   }
@@ -174,7 +185,7 @@ struct Out {
     if constexpr (E == Edge::kExact) {
       float values[4];
       for (int j = 0; j < 4; ++j) values[j] = scaled(row, col + j, acc[j]);
-      float* elements = address(data, ld, row, col);
+      float* elements = data + row * ld + col;
       count_sectors(data, elements, 4);
       copy4(elements, values);
     } else {
@@ -207,22 +218,21 @@ cudaError_t start(Kernel<E> kernel, dim3 grid, dim3 block, const Problem& p, cud
 #endif
 }
 
-// Whether A, B and out begin at multiples of VECTOR floats, and so does each of their rows.
-template <int VECTOR>
-bool is_aligned(const Problem& p) {
+// Whether BM x BN x BK tiles cover the matrices exactly, and A, B, out and each of their rows begin at
+// multiples of VECTOR floats: as many as an exact kernel moves at once.
+template <int BM, int BN, int BK, int VECTOR = 1>
+bool covers(const Problem& p) {
   const auto addresses = reinterpret_cast<uintptr_t>(p.A) | reinterpret_cast<uintptr_t>(p.B) |
                          reinterpret_cast<uintptr_t>(p.out);
-  return addresses % (VECTOR * sizeof(float)) == 0 && (p.lda | p.ldb | p.ldo) % VECTOR == 0;
+  return p.M % BM == 0 && p.N % BN == 0 && p.K % BK == 0 && addresses % (VECTOR * sizeof(float)) == 0 &&
+         (p.lda | p.ldb | p.ldo) % VECTOR == 0;
 }
 
 // One block per BM x BN tile of C. blockIdx.x walks N and blockIdx.y walks M: neighbouring blocks share rows
 // of A. A grid has at most 65,535 blocks along y, so more row tiles than that take another launch.
-// VECTOR: how many floats an exact kernel moves at once, so where it does, rows are multiples of that apart.
-template <int BM, int BN, int BK, int VECTOR = 1>
-cudaError_t launch_tiles(Kernel<Edge::kExact> exact, Kernel<Edge::kGuarded> guarded, dim3 block,
-                         const Problem& p, cudaStream_t stream) {
+template <int BM, int BN, Edge E>
+cudaError_t launch_grid(Kernel<E> kernel, dim3 block, const Problem& p, cudaStream_t stream) {
   constexpr int64_t kMaxRows = int64_t{65535} * BM;
-  const bool fits = p.M % BM == 0 && p.N % BN == 0 && p.K % BK == 0 && is_aligned<VECTOR>(p);
   cudaError_t error = cudaSuccess;
   for (int64_t row = 0; row < p.M && error == cudaSuccess; row += kMaxRows) {
     Problem rows = p;
@@ -231,9 +241,16 @@ cudaError_t launch_tiles(Kernel<Edge::kExact> exact, Kernel<Edge::kGuarded> guar
     rows.out += row * p.ldo;
     if (p.c != nullptr) rows.c += row * p.c_row;
     const dim3 grid(static_cast<unsigned>(ceil_div(p.N, BN)), static_cast<unsigned>(ceil_div(rows.M, BM)));
-    error = fits ? start(exact, grid, block, rows, stream) : start(guarded, grid, block, rows, stream);
+    error = start(kernel, grid, block, rows, stream);
   }
   return error;
+}
+
+template <int BM, int BN, int BK, int VECTOR = 1>
+cudaError_t launch_tiles(Kernel<Edge::kExact> exact, Kernel<Edge::kGuarded> guarded, dim3 block,
+                         const Problem& p, cudaStream_t stream) {
+  return covers<BM, BN, BK, VECTOR>(p) ? launch_grid<BM, BN>(exact, block, p, stream)
+                                       : launch_grid<BM, BN>(guarded, block, p, stream);
 }
 
 }  // namespace sgemm

@@ -11,6 +11,7 @@ POISON = 0x7FC5EED5  # a quiet NaN that no arithmetic makes
 LAYOUTS = {
     "contiguous": lambda rows, cols: (cols, 1, 0),
     "padded": lambda rows, cols: (cols + 5, 1, 0),
+    "padded_by_16_bytes": lambda rows, cols: (cols + 4, 1, 0),
     "column_slice": lambda rows, cols: (cols + 7, 1, 3),
     "every_other_row": lambda rows, cols: (2 * cols, 1, 0),
     "every_other_column": lambda rows, cols: (2 * cols, 2, 0),
@@ -28,7 +29,7 @@ class Arena:
     def __init__(self, rows: int, cols: int, layout: str = "padded", device: str = "cpu"):
         row, col, offset = LAYOUTS[layout](rows, cols)
         span = (rows - 1) * row + (cols - 1) * col + 1 if rows and cols else 0
-        guard = 64 * (1 + max(row, col))  # more than a block tile's rows, on either side
+        guard = 256 * (1 + max(row, col))  # more than a block tile's rows, on either side
         bits = torch.full((2 * guard + offset + span,), POISON, dtype=torch.int32, device=device)
         self.start = guard + offset
         self._bits = bits

@@ -302,6 +302,27 @@ void misaligned() {
   simt::copy_wait(0);
 }
 
+// Four floats from global memory to shared, from there to each thread's own variables, and from those to others;
+// thread 5's addresses in the memory that is named are not multiples of 16 bytes.
+void copy4(const std::string& where) {
+  Serial stream(1);
+  alignas(16) static const float global[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+  int wrong = 0;
+  launch(("copy, " + where).c_str(), dim3(2), dim3(8), stream, [&] {
+    alignas(16) static thread_local float shared[8][8];
+    __syncthreads();  // each has a stack of its own
+    alignas(16) float own[8] = {}, others[8] = {};
+    const auto offset = [&](const char* memory) { return threadIdx.x == 5 && where == memory ? 1 : 0; };
+    const float* from = &global[offset("global")];
+    float* mine = &shared[threadIdx.x][offset("shared")];
+    simt::copy(mine, from, 16);
+    simt::copy(&own[offset("own")], mine, 16);
+    simt::copy(&others[2], &own[offset("own")], 16);
+    wrong += std::memcmp(&others[2], from, 16) != 0;
+  });
+  std::printf("copy: %d wrong\n", wrong);
+}
+
 // Endless, as far as a test is concerned; short between one barrier and the next.
 void long_block() {
   for (int i = 0; i < 1000000; ++i) {
@@ -489,6 +510,8 @@ int main(int argc, char** argv) {
     report_sums("after", dim3(4), dim3(64), one);
   } else if (name == "misaligned") {
     launch("misaligned", dim3(1), dim3(32), two, misaligned);
+  } else if (name == "copy" && argc == 3) {
+    copy4(argv[2]);
   } else if (name == "stopped") {
     stopped_by_another_block();
   } else if (name == "usable") {

@@ -2,7 +2,7 @@
 //
 //   executor_stage STAGE check M N K      "right", or the first thing wrong: the executor's error, a result
 //                                         that depends on the schedule, or one that is wrong
-//   executor_stage STAGE edges BM BN BK   check at every shape around the edges of such tiles
+//   executor_stage STAGE edges BM BN BK   check at shapes around the edges of such tiles
 //   executor_stage STAGE sectors M N K    "OPERAND REQUESTS SECTORS" of A, B, c and out, a line each: what
 //                                         its warps ask of global memory, with rows of exactly M, N and K
 //                                         and bases that are multiples of 256 bytes
@@ -55,20 +55,20 @@ void launch(const std::string& stage, const Problem& problem, simt::Schedule sch
 
 // ---- operands ---------------------------------------------------------------------------------------------
 
-// It ends where its allocation does, and begins where that does; with AddressSanitizer the elements between
-// one row and the next are out of bounds as well.
+// It ends where its allocation does, and begins `offset` elements after that, which is a multiple of 16 bytes;
+// with AddressSanitizer those and the elements between one row and the next are out of bounds as well.
 class Matrix {
  public:
-  Matrix(int rows, int cols, int padding = 0)
-      : rows(rows), cols(cols), ld(cols + padding), data_(new float[size()]) {
+  Matrix(int rows, int cols, int padding = 0, int offset = 0)
+      : rows(rows), cols(cols), ld(cols + padding), offset_(offset), memory_(new float[offset + size()]) {
     fill(kNan);
 #ifdef __SANITIZE_ADDRESS__
-    for (int i = 0; i + 1 < rows; ++i)
-      __asan_poison_memory_region(&data_[i * ld + cols], padding * sizeof(float));
+    __asan_poison_memory_region(memory_.get(), offset * sizeof(float));
+    for (int i = 0; i + 1 < rows; ++i) __asan_poison_memory_region(&at(i, cols), padding * sizeof(float));
 #endif
   }
-  float* data() { return data_.get(); }
-  float& at(int i, int j) { return data_[i * ld + j]; }
+  float* data() { return &memory_[offset_]; }
+  float& at(int i, int j) { return memory_[offset_ + i * ld + j]; }
   void fill(float value) {
     for (int i = 0; i < rows; ++i)
       for (int j = 0; j < cols; ++j) at(i, j) = value;
@@ -91,20 +91,25 @@ class Matrix {
 
  private:
   size_t size() const { return static_cast<size_t>((rows - 1) * ld + cols); }
-  std::unique_ptr<float[]> data_;
+  const int offset_;
+  std::unique_ptr<float[]> memory_;
 };
 
-// Whether there is something between the rows, and what c is: it is read through any strides.
+// What is between the rows and before the first, and what c is: it is read through any strides. Where the
+// tiles cover a matrix, its rows begin at multiples of 16 bytes if `padding` and `offset` are multiples of 4.
 struct Layout {
   const char* name;
-  int padding;
+  int padding, offset;  // AddressSanitizer knows an offset that is a multiple of 8 bytes
   enum { kNone, kWhole, kRow, kColumn, kNumber, kOut } c;
   float alpha, beta;
 };
 constexpr Layout kLayouts[] = {
-    {"padded", 3, Layout::kNone, 1.5f, 0.0f},          {"whole", 0, Layout::kWhole, 1.0f, -0.5f},
-    {"c is a row", 0, Layout::kRow, -1.0f, 2.0f},      {"c is a column", 5, Layout::kColumn, 0.0f, 1.0f},
-    {"c is a number", 0, Layout::kNumber, 1.0f, 1.0f}, {"c is out", 4, Layout::kOut, 0.5f, 1.0f},
+    {"padded", 3, 0, Layout::kNone, 1.5f, 0.0f},
+    {"whole", 0, 0, Layout::kWhole, 1.0f, -0.5f},
+    {"c is a row", 4, 4, Layout::kRow, -1.0f, 2.0f},
+    {"c is a column", 5, 0, Layout::kColumn, 0.0f, 1.0f},
+    {"c is a number", 0, 2, Layout::kNumber, 1.0f, 1.0f},
+    {"c is out", 4, 0, Layout::kOut, 0.5f, 1.0f},
 };
 constexpr int kAll = std::size(kLayouts), kTwo = 2;
 
@@ -159,9 +164,10 @@ class Check {
 
  private:
   std::string check(const Layout& layout) {
-    Matrix a(M_, K_, layout.padding), b(K_, N_, layout.padding), out(M_, N_, layout.padding);
-    Matrix c(layout.c == Layout::kRow || layout.c == Layout::kNumber ? 1 : M_,
-             layout.c == Layout::kColumn || layout.c == Layout::kNumber ? 1 : N_, layout.padding);
+    const auto matrix = [&](int rows, int cols) { return Matrix(rows, cols, layout.padding, layout.offset); };
+    Matrix a = matrix(M_, K_), b = matrix(K_, N_), out = matrix(M_, N_);
+    Matrix c = matrix(layout.c == Layout::kRow || layout.c == Layout::kNumber ? 1 : M_,
+                      layout.c == Layout::kColumn || layout.c == Layout::kNumber ? 1 : N_);
     a.copy_from(a_), b.copy_from(b_), c.copy_from(c_);
     Problem p{.M = M_,
               .N = N_,
@@ -218,16 +224,22 @@ class Check {
 };
 
 std::string edges(const std::string& stage, int BM, int BN, int BK) {
-  const auto around = [](int tile) {
-    std::set<int> sizes{1, tile - 1, tile, tile + 1, 2 * tile + 1};
+  // In K three tiles: a stage that loads one while it uses another comes back to where it began.
+  const auto around = [](int tile, int tiles) {
+    std::set<int> sizes{1, tile - 1, tile, tile + 1, tiles * tile};
     sizes.erase(0);
-    return sizes;
+    return std::vector<int>(sizes.begin(), sizes.end());
   };
-  for (const int M : around(BM))
-    for (const int N : around(BN))
-      for (const int K : around(BK)) {
-        // How the result is stored does not depend on K: one K, the quickest, is enough for all kinds of c.
-        const std::string wrong = Check(stage, M, N, K)(K == 1 ? kAll : kTwo);
+  const std::vector<int> Ms = around(BM, 2), Ns = around(BN, 2), Ks = around(BK, 3);
+  for (size_t m = 0; m < Ms.size(); ++m)
+    for (size_t n = 0; n < Ns.size(); ++n)
+      for (size_t k = 0; k < Ks.size(); ++k) {
+        const int M = Ms[m], N = Ns[n], K = Ks[k];
+        const bool whole = M % BM == 0 && N % BN == 0 && K % BK == 0;  // these take the exact kernel
+        // Of big tiles there are those, and a Latin square: each pair of sizes.
+        if (BM * BN > 16 * 16 && !whole && (m + n + k) % Ks.size() != 0) continue;
+        // How a result is stored does not depend on K: one, the quickest, is enough for the other kinds of c.
+        const std::string wrong = Check(stage, M, N, K)(whole || K == 1 ? kAll : kTwo);
         if (!wrong.empty()) return wrong;
       }
   return "";

@@ -17,40 +17,34 @@ import check
 import report
 import torch
 
-SHAPES = [
-    *[(1, 1, 1), (1, 33, 17), (33, 1, 17), (17, 33, 1), (2, 4, 3)],
-    *[
-        (15, 16, 17),
-        (16, 16, 16),
-        (31, 32, 33),
-        (32, 32, 32),
-        (63, 65, 64),
-        (65, 63, 66),
-        (64, 64, 64),
-    ],
+# Around 1, and around tiles of 16 to 256 rows and columns that are 8 to 32 deep.
+EDGES = [
+    *[(1, 1, 1), (1, 33, 17), (33, 1, 9), (17, 31, 1), (63, 65, 7), (65, 129, 8)],
+    *[(127, 128, 15), (129, 127, 16), (257, 255, 33)],
 ]
+# Whole tiles of stages with small tiles, and of all: these take the kernels that check no bounds.
+TILES = [(64, 64, 64), (256, 256, 32), (256, 512, 64)]
 
 
-def layouts(M: int, N: int, K: int):
-    """(a, b, c, out) as whole tensors, as slices that end where their buffer does, and turned."""
-    made = torch.randn
-    yield (
-        made(M, K, device="cuda"),
-        made(K, N, device="cuda"),
-        None,
-        torch.empty(M, N, device="cuda"),
-    )
-    padded = made(M, K + 3, device="cuda")[:, 3:], made(K, N + 1, device="cuda")[:, 1:]
-    yield *padded, made(N, device="cuda"), torch.empty(M, N + 5, device="cuda")[:, 5:]
-    turned = made(K, M, device="cuda").t(), made(N, K, device="cuda").t()
-    yield *turned, made(M, 1, device="cuda"), torch.empty(N, M, device="cuda").t()
+def operands(M: int, N: int, K: int):
+    """(a, b, c, out) as whole tensors, and as slices that end where their buffer does; for tiles
+    also such with rows that begin at multiples of 16 bytes, and turned."""
+
+    def made(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device="cuda")
+
+    yield made(M, K), made(K, N), None, made(M, N)
+    yield made(M, K + 3)[:, 3:], made(K, N + 1)[:, 1:], made(N), made(M, N + 5)[:, 5:]
+    if (M, N, K) in TILES:
+        yield made(M, K + 4)[:, 4:], made(K, N + 8)[:, 8:], made(M, N), made(M, N + 4)[:, 4:]
+        yield made(K, M).t(), made(N, K).t(), made(M, 1), made(N, M).t()
 
 
 def main() -> None:
     calls = 0
     for name, op in report.KERNELS.items():
-        for M, N, K in SHAPES:
-            for a, b, c, out in layouts(M, N, K):
+        for M, N, K in EDGES + TILES:
+            for a, b, c, out in operands(M, N, K):
                 out.fill_(float("nan"))
                 op(a, b, c, alpha=1.5, beta=0.5, out=out)
                 expected = check.reference(a, b, c, 1.5, 0.5)

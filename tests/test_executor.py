@@ -138,6 +138,14 @@ EXPECTED = {
     "in-flight": IN_FLIGHT * 2 + AFTER,
     "misaligned": "misaligned: error: thread (3, 0, 0) of block (0, 0, 0): cp.async between "
     "addresses that are not multiples of its 16 bytes\n",
+    # copies of 16 bytes: in memory at multiples of them, in a thread's own variables anywhere
+    "copy nowhere": "copy, nowhere: done\ncopy: 0 wrong\n",
+    **{
+        f"copy {where}": f"copy, {where}: error: thread (5, 0, 0) of block (0, 0, 0): a copy of 16 "
+        "bytes at an address that is not a multiple of them\ncopy: 0 wrong\n"
+        for where in ("global", "shared")
+    },
+    "copy own": "copy, own: done\ncopy: 0 wrong\n",
     # stacks
     "overrun": f"overrun: error: {OVERRUN}\n",
     "no-overrun": "overrun: done\n",
@@ -277,6 +285,21 @@ FAULTS = {
     "a cp.async in flight is forgotten": ("if (!self.copies.empty())", "if (false)", ["in-flight"]),
     "a cp.async in flight is the next thread's": ("self.copies.clear();", "", ["in-flight"]),
     "any address will do for a cp.async": ("% bytes != 0)", "% 4 != 0)", ["misaligned"]),
+    "any address will do for a copy": (
+        "if (at >= own && at < own + current_->stack.bytes) return;",
+        "return;",
+        ["copy global", "copy shared"],
+    ),
+    "a thread's own variables need be aligned": (
+        "if (at >= own && at < own + current_->stack.bytes) return;",
+        "",
+        ["copy own"],
+    ),
+    "a thread's own variables are the first's": (
+        "static_cast<const char*>(current_->stack.bottom)",
+        "stacks_",
+        ["copy own"],
+    ),
     "a thread is left out": (
         "for (next_thread_ = 0;",
         "for (next_thread_ = 1;",

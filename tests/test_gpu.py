@@ -485,7 +485,15 @@ def test_a_copy_that_finds_no_memory_is_one_clear_error(op):
 # ---- the same bits -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("M", "N", "K"), [(257, 129, 1025), (512, 512, 512), (16, 16, 4096)])
+@pytest.mark.parametrize(
+    ("M", "N", "K"),
+    [
+        pytest.param(2048, 2048, 512, id="whole-tiles-for-every-SM"),
+        pytest.param(1027, 2049, 513, id="edges"),
+        pytest.param(257, 129, 1025, id="few-blocks"),
+        pytest.param(16, 16, 4096, id="one-long-sum"),
+    ],
+)
 def test_200_runs_give_the_same_bits(stage, M, N, K):
     """B75: a missing barrier corrupts a result now and then."""
     a, b = randn(M, K), randn(K, N)

@@ -10,7 +10,9 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -107,8 +109,9 @@ def program(objects):
 @needs_gxx
 @pytest.mark.parametrize("source", SOURCES, ids=name)
 def test_edges(source, program):
-    """M, N and K around each of 1, the tile and twice the tile: nothing is read or written out of
-    bounds, four schedules give the same bits, and those are right."""
+    """M, N and K around each of 1, a tile and several, with rows that are multiples of 16 bytes and
+    that are not: nothing is read or written out of bounds, four schedules give the same bits, and
+    those are right."""
     assert run(program, name(source), "edges", *tile(source)) == "right\n"
 
 
@@ -124,9 +127,14 @@ class Broken(NamedTuple):
 
     stage: str
     mistake: list[tuple[str, str]]  # (old, new) in the stage's file
-    shape: tuple[int, int, int]
+    shape: tuple[int, int, int] | Callable  # M, N, K, or tiles() of them
     report: str
     flags: tuple[str, ...] = ()
+
+
+def tiles(m, n, k):
+    """The shape of so many tiles of a stage whose tile is tuned."""
+    return lambda BM, BN, BK: (m * BM, n * BN, k * BK)
 
 
 # UBSan knows the dimensions of an array; without these checks it is left to the red zones.
@@ -138,11 +146,17 @@ WAIT = "    copy_wait<0>();\n"
 LANDED = (
     "    __syncthreads();  // everybody's copies have landed, and nobody reads the other tile\n"
 )
+LOADED = (
+    "    __syncthreads();  // everybody's loads have landed, and nobody reads the other stage\n"
+)
+ANOTHER = "if (k0 + BK < A.cols) "
 EXIT = (
     "  float acc = 0.0f;\n",
     "  float acc = 0.0f;\n"
     "  if (block_row + thread_row >= C.rows || block_col + thread_col >= C.cols) return;\n",
 )
+
+MISALIGNED = "of block (0, 0, 0): a copy of 16 bytes at an address that is not a multiple of them\n"
 
 BROKEN = {
     # shared memory
@@ -184,6 +198,62 @@ BROKEN = {
         ],
         (16, 16, 15),
         "wrong at (0, 0): nan, expected ",
+    ),
+    "one row of a thread's tile on": Broken(
+        "stage4",
+        [("As[thread_row + i][k]", "As[thread_row + i + 1][k]")],
+        (64, 64, 8),
+        "<<thread_row + i + 1>> ... runtime error: index 64 out of bounds for type 'float [64][8]'",
+    ),
+    # The last but in its own row: no red zone is there.
+    "one column of a thread's tile on": Broken(
+        "stage5",
+        [("Bs[k][thread_col + j]", "Bs[k][thread_col + j + 1]")],
+        (128, 128, 8),
+        "<<thread_col + j + 1>> ... runtime error: index 128 out of bounds for type 'float [128]'",
+    ),
+    "a step of the copy left out": Broken(
+        "stage5",
+        [("i < BM; i += A_ROWS", "i < BM - A_ROWS; i += A_ROWS")],
+        (128, 128, 8),
+        "wrong at (96, 0): nan, expected ",
+    ),
+    "stored as it came, not transposed": Broken(
+        "stage6",
+        [("As[a_col + k][a_row + i] =", "As[a_row + i][a_col + k] =")],
+        (128, 128, 8),
+        "<<As[a_row + i]>> ... runtime error: index ... out of bounds for type 'float [8][128]'",
+    ),
+    "one element stored for two": Broken(
+        "stage6",
+        [("[a_row + i] = a[k]", "[a_row + i] = a[k / 2 * 2]")],
+        (128, 128, 8),
+        "wrong at (0, 0): ",
+    ),
+    "the next k of the last": Broken(
+        "stage9b",
+        [("if (k + 1 < BK) read", "read")],
+        tiles(1, 1, 1),
+        "<<&As[now][k]>> ... runtime error: index ... out of bounds for type 'float [",
+    ),
+    # 16 bytes at once
+    "rows of shared memory that are no multiple of 16 bytes": Broken(
+        "stage6",
+        [("As[BK][BM];", "As[BK][BM + 1];")],
+        (1, 1, 2),
+        f"1 x 1 x 2, padded: error: thread (0, 0, 0) {MISALIGNED}",
+    ),
+    "rows of A that are no multiple of 16 bytes": Broken(
+        "stage6",
+        [("BN, BK, 4>", "BN, BK>")],
+        (128, 128, 8),
+        f"128 x 128 x 8, padded: error: thread (2, 0, 0) {MISALIGNED}",
+    ),
+    "every other column of shared memory": Broken(
+        "stage7",
+        [("&Bs[k][col(j)]", "&Bs[k][col(j) / 2]")],
+        tiles(1, 1, 1),
+        f"padded: error: thread (1, 0, 0) {MISALIGNED}",
     ),
     # registers
     "index of a thread's own array": Broken(
@@ -247,16 +317,68 @@ BROKEN = {
         (16, 16, 16),
         "wrong at (0, 1): nan, expected ",
     ),
+    "thread tiles that overlap": Broken(
+        "stage4",
+        [("threadIdx.x / BN * TM", "threadIdx.x / BN * (TM - 1)")],
+        (64, 64, 8),
+        "wrong at (57, 0): nan, expected ",
+    ),
+    "two warps with one rectangle": Broken(
+        "stage7",
+        [("warp = threadIdx.x / WARP,", "warp = threadIdx.x / WARP / 2,")],
+        tiles(1, 1, 1),
+        "padded: wrong at ... nan, expected ",
+    ),
+    "c forgotten": Broken(
+        "stage10",
+        [("p.c == nullptr ? start<false>", "true ? start<false>")],
+        tiles(1, 1, 1),
+        ", whole: wrong at (0, 0): ",
+    ),
+    "a tile more than there are": Broken(
+        "stage9",
+        [(ANOTHER + "start_loads", "start_loads"), (ANOTHER + "finish_loads", "finish_loads")],
+        tiles(1, 1, 2),
+        "AddressSanitizer: heap-buffer-overflow ... READ of size 16 ... "
+        "<<start_loads(1 - now, k0 + BK)>> ... after ",
+    ),
     # barriers
     **{
         f"no {which} barrier in {stage}": Broken(
             stage, [(barrier, "")], (33, 31, 70), "33 x 31 x 70, padded: schedules differ at "
         )
-        for stage in ("stage2", "stage2b", "stage3", "stage3b")
+        for stage in ("stage2", "stage2b", "stage3", "stage3b", *[f"stage{n}" for n in range(4, 9)])
         for which, barrier in (("first", FILLED), ("second", READ))
     },
     "no barrier before a tile is read": Broken(
         "async_copy", [(LANDED, "")], (16, 16, 16), "16 x 16 x 16, padded: schedules differ at "
+    ),
+    "no barrier before a stage is read": Broken(
+        "stage9", [(LOADED, "")], tiles(1, 1, 1), ", padded: schedules differ at "
+    ),
+    "one stage of As": Broken(
+        "stage9",
+        [("As[stage][a_col", "As[0][a_col"), ("&As[now][k]", "&As[0][k]")],
+        tiles(1, 1, 2),
+        ", padded: schedules differ at ",
+    ),
+    "one stage of Bs": Broken(
+        "stage9",
+        [("&Bs[stage][b_row", "&Bs[0][b_row"), ("&Bs[now][k]", "&Bs[0][k]")],
+        tiles(1, 1, 2),
+        ", padded: schedules differ at ",
+    ),
+    "finished into the stage that is read": Broken(
+        "stage9",
+        [("finish_loads(1 - now)", "finish_loads(now)")],
+        tiles(1, 1, 2),
+        ", padded: wrong at (0, 0): nan, expected ",
+    ),
+    "started into the stage that is read": Broken(
+        "stage9",
+        [("start_loads(1 - now", "start_loads(now")],
+        tiles(1, 1, 2),
+        ", padded: wrong at (0, 0): nan, expected ",
     ),
     "early exit": Broken(  # of the second tile's 256 threads 16 are inside
         "stage2",
@@ -305,6 +427,24 @@ BROKEN = {
         (16, 16, 40),
         "error: thread (0, 0, 0) of block (0, 0, 0) ended with 6 cp.async in flight\n",
     ),
+    "no wait in stage9": Broken(
+        "stage9",
+        [(WAIT, "")],
+        tiles(1, 1, 2),
+        "error: thread (0, 0, 0) of block (0, 0, 0) ended with ... cp.async in flight\n",
+    ),
+    "no commit": Broken(
+        "stage9",
+        [("    copy_commit();\n", "")],
+        tiles(1, 1, 2),
+        "error: thread (0, 0, 0) of block (0, 0, 0) ended with ... cp.async in flight\n",
+    ),
+    "a tile started that nobody finishes": Broken(
+        "stage9",
+        [(ANOTHER + "start_loads", "start_loads")],
+        tiles(1, 1, 1),
+        "error: thread (0, 0, 0) of block (0, 0, 0) ended with ... cp.async in flight\n",
+    ),
     # Right where copies land late, as the reference finds: only another schedule shows it.
     "copied before all have read": Broken(
         "async_copy",
@@ -351,7 +491,8 @@ def test_broken_stage_is_reported(mistake, objects, program, tmp_path):
     source = tmp_path / original.name
     source.write_text(text)
     compiled = {**objects, original: compile_stage(source, tmp_path, *broken.flags)}
-    check = broken.stage, "check", *broken.shape
+    shape = broken.shape(*tile(original)) if callable(broken.shape) else broken.shape
+    check = broken.stage, "check", *shape
 
     report = run(link(tmp_path / "broken", compiled.values()), *check)
     assert re.search(expected(broken.report, original.name, text), report, re.DOTALL), report
@@ -376,6 +517,11 @@ SECTORS = {
     "stage2b": (4, 4, 4),
     "stage3": (8, 8, 8),  # four rows of 8 floats, every other one
     "stage3b": (8, 8, 8),  # four rows of 4 floats, 16 bytes apart
+    "stage4": (4, 4, 4),  # four rows of A of BK = 8 floats
+    "stage5": (4, 4, 32),  # a lane has the 8 floats of a row of C, which are a sector, to itself
+    "stage6": (16, 16, 32),  # 16 bytes a lane, beside one another in A and B
+    # Whatever the tile: BK is a multiple of 8, and an even number of lanes share a row of C.
+    **dict.fromkeys(("stage7", "stage8", "stage9", "stage9b", "stage10"), (16, 16, 16)),
     "async_copy": (4, 4, 4),
 }
 
@@ -384,20 +530,23 @@ SECTORS = {
 @pytest.mark.parametrize("source", SOURCES, ids=name)
 def test_sectors(source, program):
     """A stage's warps ask for as many sectors as its header says (stage0: A in 32 a request)."""
-    M, N, K = 64, 96, 128
-    BM, BN, _ = tile(source)
+    text = source.read_text()
+    BM, BN, BK = tile(source)
+    M, N, K = (ceil(size / of) * of for size, of in ((64, BM), (96, BN), (128, BK)))
     counts = sectors(program, name(source), M, N, K)
     a, b, c = SECTORS[name(source)]
     # Each multiply-add loads both operands, or each tile of the other operand one tile of this.
-    reuse = (BN, BM) if "__shared__" in source.read_text() else (1, 1)
+    reuse = (BN, BM) if "__shared__" in text else (1, 1)
     lanes = 16 if name(source) == "stage3b" else 32  # its blocks are half a warp
-    for operand, each, accesses in (
-        ("A", a, M * N * K // reuse[0]),
-        ("B", b, M * N * K // reuse[1]),
-        ("c", c, M * N),
-        ("out", c, M * N),
+    vector = re.search(r"launch_tiles<.*, (\d)>", text)
+    floats = int(vector[1]) if vector else 1  # of a lane at once; c's come one by one
+    for operand, each, requests in (
+        ("A", a, M * N * K // reuse[0] // lanes // floats),
+        ("B", b, M * N * K // reuse[1] // lanes // floats),
+        ("c", c, M * N // lanes),
+        ("out", c, M * N // lanes // floats),
     ):
-        assert counts[operand] == (accesses // lanes, accesses // lanes * each), operand
+        assert counts[operand] == (requests, requests * each), operand
 
 
 @needs_gxx

@@ -23,8 +23,8 @@ enum cudaError_t { cudaSuccess = 0 };
 namespace simt {
 
 // Runs thread(context) for every thread of every block. Throws std::runtime_error where threads of a block
-// skip a barrier that others wait at (naming it), where one ends with a cp.async in flight, where an address is
-// not aligned as copy() and cp.async ask, where a kernel overruns its stack, and when interrupted.
+// skip a barrier that others wait at (naming it), where one ends with a cp.async in flight, where an address
+// is not aligned as copy() and cp.async ask, where a kernel overruns its stack, and when interrupted.
 void launch(dim3 grid, dim3 block, Stream& stream, void (*thread)(const void*), const void* context);
 
 template <typename F>
@@ -37,8 +37,8 @@ inline void require_aligned(const void* address, size_t bytes) {
   if (reinterpret_cast<uintptr_t>(address) % bytes != 0) misaligned(address, bytes);
 }
 
-// What one instruction copies between memory and a thread's own variables, its registers. An address in memory
-// has to be a multiple of the bytes; otherwise the launch fails.
+// What one instruction copies between memory and a thread's own variables, its registers. An address in
+// memory has to be a multiple of the bytes; otherwise the launch fails.
 inline void copy(void* to, const void* from, size_t bytes) {
   require_aligned(to, bytes);
   require_aligned(from, bytes);

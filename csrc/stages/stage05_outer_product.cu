@@ -2,8 +2,9 @@
 //
 //   Was slow:  TM + 1 shared loads for each TM multiply-adds: nothing is reused along the row
 //   Change:    for each k, TM values of As and TN of Bs feed TM * TN multiply-adds
-//   Cost:      64 accumulators a thread; 256 threads copy a 128x128 block's tiles in several steps
-//   Slow now:  four times the load instructions that the bytes need
+//   Cost:      64 accumulators a thread, so two blocks an SM (MIN_BLOCKS: a guarded one would be alone);
+//              256 threads copy a 128x128 block's tiles in several steps
+//   Slow now:  the tiles are copied a float at a time: four times the instructions that the bytes need
 #include "../gemm.cuh"
 
 namespace sgemm::stage5 {

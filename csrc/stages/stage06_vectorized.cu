@@ -1,8 +1,8 @@
 // Stage 6: move 16 bytes per instruction.
 //
-//   Was slow:  four times the load instructions that the bytes need
-//   Change:    four floats a load and store; As is stored transposed, so that a thread's TM values are adjacent
-//   Cost:      the transposing stores hit 16 of the 32 banks
+//   Was slow:  the tiles are copied a float at a time: four times the instructions that the bytes need
+//   Change:    float4 loads and stores; As is stored transposed, so that a thread's TM values are adjacent
+//   Cost:      the transposing stores hit 16 of the 32 banks; unaligned rows need the guarded kernel
 //   Slow now:  every warp's reads spread over the whole block tile
 #include "../gemm.cuh"
 

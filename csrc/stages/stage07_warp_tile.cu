@@ -1,9 +1,10 @@
 // Stage 7: each warp owns a rectangle of the block tile.
 //
 //   Was slow:  every warp's reads spread over the whole block tile
-//   Change:    a warp computes WM x WN elements, its threads in runs of 4 rows and columns beside one another
-//   Cost:      a third level of tiles in the index arithmetic
-//   Slow now:  the transposing stores hit 16 of the 32 banks
+//   Change:    a warp computes WM x WN elements, its threads in runs of 4 rows and columns side by side; the
+//              tile is the sweep's
+//   Cost:      a third level of tiles; the sweep's is twice as deep, so that four stores collide and not two
+//   Slow now:  the transposing stores hit 8 of the 32 banks
 #include "../gemm.cuh"
 
 namespace sgemm::stage7 {

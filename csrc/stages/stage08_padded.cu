@@ -1,9 +1,9 @@
 // Stage 8: pad As against bank conflicts.
 //
-//   Was slow:  the transposing stores hit 16 of the 32 banks
-//   Change:    As has PAD more columns, so that the rows a warp stores into begin in different banks
-//   Cost:      PAD * BK floats of shared memory; no time is won
-//   Slow now:  every warp waits at the barrier for the tile's loads
+//   Was slow:  the transposing stores hit 8 of the 32 banks
+//   Change:    rows of As are PAD floats longer, so that those a warp stores into begin in two other banks
+//   Cost:      PAD * BK floats of shared memory; two stores still collide (reads by fours allow no odd PAD)
+//   Slow now:  a block loads or computes, never both: between its barriers the warps wait for global memory
 #include "../gemm.cuh"
 
 namespace sgemm::stage8 {

@@ -1,9 +1,10 @@
 // Stage 9: load the next tile while this one is used.
 //
-//   Was slow:  every warp waits at the barrier for the tile's loads
-//   Change:    two stages of As and Bs; cp.async fills the next Bs, and A waits in registers to be transposed
-//   Cost:      twice the shared memory, and registers for the elements of A on their way
-//   Slow now:  tile, padding and launch bounds are still those that suited stage 7
+//   Was slow:  a block loads or computes, never both: between its barriers the warps wait for global memory
+//   Change:    two stages of As and Bs; B goes to the next by cp.async, A through registers, where it is
+//              transposed; one barrier a K tile
+//   Cost:      twice the shared memory, registers for A on its way, and so a block less on an SM
+//   Slow now:  tile, padding and launch bounds are still those that suited stages 7 and 8
 #include "../gemm.cuh"
 
 namespace sgemm::stage9 {
@@ -40,16 +41,17 @@ __global__ __launch_bounds__(Tile::THREADS) void kernel(In<E> A, In<E> B, Out<E>
   float acc[TM][TN] = {};
 
   // global -> shared
-  float a_next[BM / A_ROWS][4];  // on their way to As
+  constexpr int A_STEPS = BM / A_ROWS;
+  float a_next[A_STEPS][4];  // on their way to As
   const auto start_loads = [&](int stage, int k0) {
-    for (int n = 0; n < BM / A_ROWS; ++n) A.load4(a_next[n], block_row + a_row + n * A_ROWS, k0 + a_col);
+    for (int n = 0, i = a_row; n < A_STEPS; ++n, i += A_ROWS) A.load4(a_next[n], block_row + i, k0 + a_col);
     for (int k = 0; k < BK; k += B_ROWS)
       B.copy4_async(&Bs[stage][b_row + k][b_col], k0 + b_row + k, block_col + b_col);
     copy_commit();
   };
   const auto finish_loads = [&](int stage) {
-    for (int n = 0; n < BM / A_ROWS; ++n)
-      for (int k = 0; k < 4; ++k) As[stage][a_col + k][a_row + n * A_ROWS] = a_next[n][k];
+    for (int n = 0, i = a_row; n < A_STEPS; ++n, i += A_ROWS)
+      for (int k = 0; k < 4; ++k) As[stage][a_col + k][i] = a_next[n][k];
     copy_wait<0>();
     __syncthreads();  // everybody's loads have landed, and nobody reads the other stage
   };

@@ -1,9 +1,11 @@
 // Stage 9b: read the next k while this one is multiplied.
 //
 //   Branch of: stage 9
-//   Change:    two stages of a and b in registers: the shared loads of k + 1 stand before the FMAs of k
-//   Cost:      TM + TN registers more; no time is won
-//   Slow now:  as stage 9: the k loop is unrolled, so that the compiler had moved the loads forward by itself
+//   Change:    two stages of a and b in registers: the shared loads of k + 1 stand before the multiply-adds
+//              of k
+//   Cost:      none: the k loop is unrolled, and the compiler had moved the loads forward with as many
+//              registers
+//   Slow now:  tile, padding and launch bounds are still those that suited stages 7 and 8
 #include "../gemm.cuh"
 
 namespace sgemm::stage9b {
@@ -40,16 +42,17 @@ __global__ __launch_bounds__(Tile::THREADS) void kernel(In<E> A, In<E> B, Out<E>
   float acc[TM][TN] = {};
 
   // global -> shared
-  float a_next[BM / A_ROWS][4];  // on their way to As
+  constexpr int A_STEPS = BM / A_ROWS;
+  float a_next[A_STEPS][4];  // on their way to As
   const auto start_loads = [&](int stage, int k0) {
-    for (int n = 0; n < BM / A_ROWS; ++n) A.load4(a_next[n], block_row + a_row + n * A_ROWS, k0 + a_col);
+    for (int n = 0, i = a_row; n < A_STEPS; ++n, i += A_ROWS) A.load4(a_next[n], block_row + i, k0 + a_col);
     for (int k = 0; k < BK; k += B_ROWS)
       B.copy4_async(&Bs[stage][b_row + k][b_col], k0 + b_row + k, block_col + b_col);
     copy_commit();
   };
   const auto finish_loads = [&](int stage) {
-    for (int n = 0; n < BM / A_ROWS; ++n)
-      for (int k = 0; k < 4; ++k) As[stage][a_col + k][a_row + n * A_ROWS] = a_next[n][k];
+    for (int n = 0, i = a_row; n < A_STEPS; ++n, i += A_ROWS)
+      for (int k = 0; k < 4; ++k) As[stage][a_col + k][i] = a_next[n][k];
     copy_wait<0>();
     __syncthreads();  // everybody's loads have landed, and nobody reads the other stage
   };

@@ -1,9 +1,10 @@
 // Stage 10: tune it again.
 //
-//   Was slow:  tile, padding and launch bounds are still those that suited stage 7
-//   Change:    a 256x128 tile, 16x8 a thread; no padding; beta == 0 known to the compiler; launch bounds
-//   Cost:      one block an SM, with all of its registers
-//   Slow now:  issue slots: instructions that are no FMAs, and register-bank conflicts
+//   Was slow:  tile, padding and launch bounds are still those that suited stages 7 and 8
+//   Change:    a 128x256 tile, 8x16 a thread; no padding, as 48 KiB hold no more; beta == 0 known;
+//              launch bounds. Beside an edge the tile stays as it was
+//   Cost:      one block an SM, whose 8 warps take nearly all of its registers
+//   Slow now:  issue slots: instructions that are no multiply-adds, and registers read from one bank
 #include "../gemm.cuh"
 
 namespace sgemm::stage10 {
@@ -13,6 +14,15 @@ struct Shipped {
   static constexpr int WM = 64, WN = 64;
   static constexpr int TM = 8, TN = 16;
   static constexpr int THREADS = (BM / WM) * (BN / WN) * WARP, MIN_BLOCKS = 1;
+};
+
+// Beside an edge the tile of stage 9: more warps hide that elements come one by one, and smaller blocks leave
+// less of the last wave idle.
+struct Ragged {
+  static constexpr int BM = 64, BN = 128, BK = 16, PAD = 4, STAGES = 2;
+  static constexpr int WM = 32, WN = 64;
+  static constexpr int TM = 8, TN = 8;
+  static constexpr int THREADS = (BM / WM) * (BN / WN) * WARP, MIN_BLOCKS = 4;
 };
 
 template <Edge E, class Tile, bool ADD_C>
@@ -40,16 +50,17 @@ __global__ __launch_bounds__(Tile::THREADS, Tile::MIN_BLOCKS) void kernel(In<E> 
   float acc[TM][TN] = {};
 
   // global -> shared
-  float a_next[BM / A_ROWS][4];  // on their way to As
+  constexpr int A_STEPS = BM / A_ROWS;
+  float a_next[A_STEPS][4];  // on their way to As
   const auto start_loads = [&](int stage, int k0) {
-    for (int n = 0; n < BM / A_ROWS; ++n) A.load4(a_next[n], block_row + a_row + n * A_ROWS, k0 + a_col);
+    for (int n = 0, i = a_row; n < A_STEPS; ++n, i += A_ROWS) A.load4(a_next[n], block_row + i, k0 + a_col);
     for (int k = 0; k < BK; k += B_ROWS)
       B.copy4_async(&Bs[stage][b_row + k][b_col], k0 + b_row + k, block_col + b_col);
     copy_commit();
   };
   const auto finish_loads = [&](int stage) {
-    for (int n = 0; n < BM / A_ROWS; ++n)
-      for (int k = 0; k < 4; ++k) As[stage][a_col + k][a_row + n * A_ROWS] = a_next[n][k];
+    for (int n = 0, i = a_row; n < A_STEPS; ++n, i += A_ROWS)
+      for (int k = 0; k < 4; ++k) As[stage][a_col + k][i] = a_next[n][k];
     copy_wait<0>();
     __syncthreads();  // everybody's loads have landed, and nobody reads the other stage
   };
@@ -78,15 +89,15 @@ __global__ __launch_bounds__(Tile::THREADS, Tile::MIN_BLOCKS) void kernel(In<E> 
     for (int j = 0; j < TN; j += 4) C.store4(block_row + row(i), block_col + col(j), &acc[i][j]);
 }
 
-template <bool ADD_C>
-cudaError_t start(const Problem& p, cudaStream_t stream) {
-  return launch_tiles<Shipped::BM, Shipped::BN, Shipped::BK, 4>(kernel<Edge::kExact, Shipped, ADD_C>,
-                                                                kernel<Edge::kGuarded, Shipped, ADD_C>,
-                                                                dim3(Shipped::THREADS), p, stream);
+template <Edge E, class Tile>
+cudaError_t launch(const Problem& p, cudaStream_t stream) {
+  return launch_grid<Tile::BM, Tile::BN>(p.c == nullptr ? kernel<E, Tile, false> : kernel<E, Tile, true>,
+                                         dim3(Tile::THREADS), p, stream);
 }
 
 cudaError_t launch(const Problem& p, cudaStream_t stream) {
-  return p.c == nullptr ? start<false>(p, stream) : start<true>(p, stream);
+  return covers<Shipped::BM, Shipped::BN, Shipped::BK, 4>(p) ? launch<Edge::kExact, Shipped>(p, stream)
+                                                             : launch<Edge::kGuarded, Ragged>(p, stream);
 }
 
 }  // namespace sgemm::stage10
