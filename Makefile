@@ -82,6 +82,7 @@ gpu-bench: need-gpu
 	$(PYTHON) benchmarks/roofline.py
 	$(PYTHON) benchmarks/launch_bounds.py --save $(SWEEPS:%=--measure %/launch_bounds)
 	$(PYTHON) benchmarks/chapter9.py --save $(SWEEPS:%=--measure %/chapter9)
+	$(PYTHON) benchmarks/tune.py --save $(SWEEPS:%=--measure %/tune)
 	$(PYTHON) benchmarks/ablation.py --save $(SWEEPS:%=--measure %/ablation)
 	$(PYTHON) benchmarks/matrix_cost.py --save $(SWEEPS:%=--measure %/matrix_cost)
 	$(PYTHON) benchmarks/sizes.py --save
@@ -93,6 +94,7 @@ help:
 sweeps: build
 	$(PYTHON) benchmarks/launch_bounds.py --compile $(SWEEPS)/launch_bounds
 	$(PYTHON) benchmarks/chapter9.py --compile $(SWEEPS)/chapter9
+	$(PYTHON) benchmarks/tune.py --compile $(SWEEPS)/tune
 	$(PYTHON) benchmarks/ablation.py --compile $(SWEEPS)/ablation
 	$(PYTHON) benchmarks/matrix_cost.py --compile $(SWEEPS)/matrix_cost
 

@@ -25,7 +25,7 @@ from pathlib import Path
 import report
 
 _L1 = "l1tex__t_{}_pipe_lsu_mem_global_op_{}.sum"
-_COPY = "smsp__sass_l1tex_t_{}_pipe_lsu_mem_global_op_ldgsts.sum"  # cp.async
+_COPY = "smsp__sass_l1tex_t_{}_pipe_lsu_mem_global_op_ldgsts.sum"
 _CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{}.sum"
 _WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{}.sum"
 _STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
@@ -35,6 +35,7 @@ METRICS = {
     "time": "gpu__time_duration.sum",
     "global_load_requests": _L1.format("requests", "ld"),
     "global_load_sectors": _L1.format("sectors", "ld"),
+    # Of these loads, those by cp.async.
     "global_copy_requests": _COPY.format("requests"),
     "global_copy_sectors": _COPY.format("sectors"),
     "global_store_requests": _L1.format("requests", "st"),
@@ -151,11 +152,6 @@ def by_kernel(rows: list[dict], size: int) -> dict[str, dict[str, float]]:
     return dict(table)
 
 
-def loaded(values: dict[str, float], what: str) -> float:
-    """The requests or the sectors of everything read from global memory: by loads and cp.async."""
-    return values[f"global_load_{what}"] + values[f"global_copy_{what}"]
-
-
 def top_stalls(values: dict[str, float], count: int = 2) -> str:
     waits = {name[6:]: value for name, value in values.items() if name.startswith("stall_")}
     largest = sorted(waits, key=waits.get, reverse=True)[:count]
@@ -166,17 +162,17 @@ def _ratio(values: dict[str, float], above: str, below: str) -> str:
     return f"{values[above] / values[below]:.3g}" if values.get(below) else "-"
 
 
-def _per_multiply_add(values: dict[str, float], instructions: str) -> str:
-    return f"{32 * values[instructions] / values['multiply_adds']:.2f}"
+def _per_multiply_add(values: dict[str, float], instructions: str) -> float:
+    return 32 * values[instructions] / values["multiply_adds"]
 
 
 #: heading: a cell from a kernel's values.
 COLUMNS = {
     "TFLOP/s": lambda v: f"{2 * v['multiply_adds'] / v['time'] / 1e3:.3g}",  # time in ns
-    "sectors / load": lambda v: f"{loaded(v, 'sectors') / loaded(v, 'requests'):.3g}",
+    "sectors / load": lambda v: _ratio(v, "global_load_sectors", "global_load_requests"),
     "sectors / store": lambda v: _ratio(v, "global_store_sectors", "global_store_requests"),
-    "global loads / FMA": lambda v: f"{32 * loaded(v, 'requests') / v['multiply_adds']:.3f}",
-    "shared loads / FMA": lambda v: _per_multiply_add(v, "shared_loads"),
+    "global loads / FMA": lambda v: f"{_per_multiply_add(v, 'global_load_requests'):.3f}",
+    "shared loads / FMA": lambda v: f"{_per_multiply_add(v, 'shared_loads'):.3f}",
     "wavefronts / shared load": lambda v: _ratio(v, "shared_load_wavefronts", "shared_loads"),
     "wavefronts / shared store": lambda v: _ratio(v, "shared_store_wavefronts", "shared_stores"),
     "L1 %": lambda v: f"{v['l1_pct']:.0f}",

@@ -14,6 +14,7 @@ import matrix_cost
 import report
 import roofline
 import sizes
+import tune
 
 
 def documents() -> dict[Path, str]:
@@ -38,7 +39,7 @@ def documents() -> dict[Path, str]:
             put(story, f"counters {name}", table)
             table = roofline.markdown(found["roofline"], found["profile"], envs["profile"])
             put(story, f"intensities {name}", table)
-        for script in (launch_bounds, chapter9, ablation, matrix_cost, sizes):
+        for script in (launch_bounds, chapter9, tune, ablation, matrix_cost, sizes):
             if (what := script.__name__) in found:
                 for path in texts:
                     put(path, f"{what} {name}", script.markdown(found[what], envs[what]))

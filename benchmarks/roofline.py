@@ -78,7 +78,7 @@ def markdown(points: list[dict], profile: list[dict], env: dict) -> str:
     ]
     for kernel, levels in table.items():
         source = f"{analytic_intensity(kernel):.2f}" if report.stage_file(kernel) else "-"
-        loaded = 2 * size**3 / (SECTOR_BYTES * counters.loaded(measured[kernel], "sectors"))
+        loaded = 2 * size**3 / (SECTOR_BYTES * measured[kernel]["global_load_sectors"])
         cells = [source, f"{loaded:.2f}"]
         cells += [f"{levels[level]:.3g}" for level in ("L1 and shared", "L2", "HBM")]
         lines.append(f"| {report.title(kernel)} | {' | '.join(cells)} |")

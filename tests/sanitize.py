@@ -1,6 +1,7 @@
 """Every op once on every edge and layout, for compute-sanitizer (`make gpu-sanitize`).
 
-    compute-sanitizer --tool memcheck python tests/sanitize.py
+    compute-sanitizer --tool memcheck python tests/sanitize.py            every kernel
+    compute-sanitizer --tool racecheck python tests/sanitize.py stage9    these: racecheck is slow
 
 A sanitizer knows of memory what the allocator tells it, so every tensor gets an allocation of its
 own. Results are checked too: a kernel that does nothing is clean.
@@ -42,7 +43,12 @@ def operands(M: int, N: int, K: int):
 
 def main() -> None:
     calls = 0
-    for name, op in report.KERNELS.items():
+    wanted = sys.argv[1:] or list(report.KERNELS)
+    if unknown := [name for name in wanted if name not in report.KERNELS]:
+        sys.exit(f"no kernel is called '{unknown[0]}'; there are {', '.join(report.KERNELS)}")
+    for name in wanted:
+        op = report.KERNELS[name]
+        print(name, file=sys.stderr, flush=True)
         for M, N, K in EDGES + TILES:
             for a, b, c, out in operands(M, N, K):
                 out.fill_(float("nan"))

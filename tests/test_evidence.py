@@ -74,10 +74,70 @@ CLAIMS = {
             and 3.9 < v["shared_store_wavefronts"] / v["shared_stores"] < 4.2
         )
     ),
+    ("stage4", "a value of Bs stays in a register for TM = 8 multiply-adds"): (
+        # As written 9 loads for 8; the compiler joins neighbours along k.
+        lambda v: per_multiply_add(v, "shared_loads") < 9 / 8
+    ),
+    ("stage4", "Slow now:  TM + 1 shared loads for each TM multiply-adds"): (
+        lambda v: (
+            6 * per_multiply_add(profile()["stage5"], "shared_loads")
+            == pytest.approx(per_multiply_add(v, "shared_loads"), rel=0.01)
+        )
+    ),
+    ("stage5", "Slow now:  the tiles are copied a float at a time: four times the instructions"): (
+        lambda v: v["global_load_requests"] == 4 * profile()["stage6"]["global_load_requests"]
+    ),
+    ("stage6", "the transposing stores hit 16 of the 32 banks"): (
+        # Four of two wavefronts each, and B's float4 in four: 12 / 5.
+        lambda v: 2.35 < v["shared_store_wavefronts"] / v["shared_stores"] < 2.7
+    ),
+    ("stage6", "Slow now:  every warp's reads spread over the whole block tile"): (
+        lambda v: load_wavefronts(v) > 4.9 and load_wavefronts(profile()["stage7"]) < 3.1
+    ),
+    ("stage7", "Slow now:  the transposing stores hit 8 of the 32 banks"): (
+        lambda v: 3.9 < v["shared_store_wavefronts"] / v["shared_stores"] < 4.1
+    ),
+    ("stage8", "two stores still collide"): (
+        # A's eight in two wavefronts, B's four float4 in four: 32 / 12.
+        lambda v: 2.6 < v["shared_store_wavefronts"] / v["shared_stores"] < 2.8
+    ),
+    ("stage8", "Slow now:  a block loads or computes, never both"): (
+        lambda v: waits_for_memory(v) > 2 * waits_for_memory(profile()["stage9"])
+    ),
+    ("stage9", "twice the shared memory, registers for A on its way"): (
+        lambda v: (
+            v["shared_bytes"] == 2 * profile()["stage8"]["shared_bytes"]
+            and v["registers"] > profile()["stage8"]["registers"]
+            and v["occupancy_pct"] < profile()["stage8"]["occupancy_pct"]
+        )
+    ),
+    ("stage9", "Slow now:  tile, padding and launch bounds are still those that suited stages 7"): (
+        lambda v: v["time"] > 1.03 * profile()["stage10"]["time"]
+    ),
+    ("stage9b", "the compiler had moved the loads forward with as many registers"): (
+        lambda v: v["registers"] == profile()["stage9"]["registers"]
+    ),
+    ("stage9b", "Slow now:  tile, padding and launch bounds are still those"): (
+        lambda v: v["time"] > 0.99 * profile()["stage9"]["time"]
+    ),
+    ("stage10", "one block an SM, whose 8 warps take nearly all of its registers"): (
+        lambda v: 200 < v["registers"] <= 256 and v["occupancy_pct"] == pytest.approx(12.5, abs=1)
+    ),
+    ("stage10", "Slow now:  issue slots: instructions that are no multiply-adds"): (
+        lambda v: v["issue_pct"] > 80 and v["issue_pct"] > v["fma_pct"] + 5
+    ),
     ("stage3b", "half a warp a block, so half of every instruction issued does nothing"): (
         lambda v: v["threads_per_instruction"] == pytest.approx(16, abs=0.1)
     ),
 }
+
+
+def load_wavefronts(values):
+    return values["shared_load_wavefronts"] / values["shared_loads"]
+
+
+def waits_for_memory(values):
+    return values["stall_long_scoreboard"] + values["stall_barrier"]
 
 
 def waits_for(values, reason):
@@ -163,7 +223,7 @@ def test_exercise_2_is_a_quarter_of_the_tile_and_not_the_tile():
     assert flop / loaded == T / 4 == roofline.analytic_intensity("stage2")
     assert flop / read == 0.25
     values = profile()["stage2"]
-    counted = 2 * SIZE**3 / (roofline.SECTOR_BYTES * counters.loaded(values, "sectors"))
+    counted = 2 * SIZE**3 / (roofline.SECTOR_BYTES * values["global_load_sectors"])
     assert counted == pytest.approx(T / 4, rel=0.01)
 
 

@@ -258,7 +258,8 @@ def require_stage(text, n):
 
     assert len(re.findall(r"\b__global__\b", code)) == 1, "one kernel"
     kernel = re.search(
-        r"template <Edge E(?:, class Tile)?(?:, bool \w+)?>\n__global__ __launch_bounds__\([^)]*\) void kernel\(",
+        r"template <Edge E(?:, class Tile)?(?:, bool \w+)?>\n"
+        r"__global__ __launch_bounds__\([^)]*\) void kernel\(",
         code,
     )
     assert kernel, "kernel is a template of an Edge with launch bounds"
