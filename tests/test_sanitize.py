@@ -331,7 +331,7 @@ BROKEN = {
     ),
     "c forgotten": Broken(
         "stage10",
-        [("p.c == nullptr ? start<false>", "true ? start<false>")],
+        [("p.c == nullptr ? kernel<E, Tile, false>", "true ? kernel<E, Tile, false>")],
         tiles(1, 1, 1),
         ", whole: wrong at (0, 0): ",
     ),
@@ -538,7 +538,7 @@ def test_sectors(source, program):
     # Each multiply-add loads both operands, or each tile of the other operand one tile of this.
     reuse = (BN, BM) if "__shared__" in text else (1, 1)
     lanes = 16 if name(source) == "stage3b" else 32  # its blocks are half a warp
-    vector = re.search(r"launch_tiles<.*, (\d)>", text)
+    vector = re.search(r"(?:launch_tiles|covers)<.*, (\d)>", text)
     floats = int(vector[1]) if vector else 1  # of a lane at once; c's come one by one
     for operand, each, requests in (
         ("A", a, M * N * K // reuse[0] // lanes // floats),
@@ -568,6 +568,8 @@ def test_sectors_at_an_edge(program):
 def test_sectors_are_those_that_ncu_counts(source, program):
     """Requests and sectors of all loads and stores at 128, here and by an H200's counters."""
     table = counters.by_kernel(report.read_csv(H200 / "profile.csv"), 128)
+    if name(source) not in table:
+        pytest.skip("profile.csv has no such stage yet: make gpu-bench on an H200 counts it")
     measured = table[name(source)]
     counts = sectors(program, name(source), 128, 128, 128)
     loads = [sum(pair) for pair in zip(counts["A"], counts["B"], strict=True)]
