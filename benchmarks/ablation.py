@@ -44,8 +44,8 @@ EPILOGUE = "  // registers -> global\n"
 KNOWN_IN_NEW = "  if constexpr (!ADD_C) C.c = nullptr;\n"
 KNOWN_IN_OLD = "  C.c = nullptr;\n"
 
-#: An error of a compiler that is the tile's own, and no mistake in here.
-ILLEGAL = re.compile(r'static assertion failed with "(.*)"|(uses too much shared data.*)')
+#: What ptxas says of a tile that is too large, which is no mistake in here.
+TOO_LARGE = re.compile(r"uses too much shared data.*")
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,9 @@ def variants_of() -> list[Variant]:
 
 def illegal(built: Built) -> str:
     """Why this is no legal tile; nothing where it is one, or the mistake is another."""
-    why = ILLEGAL.search(built.error)
-    return f"no legal tile: {why[1] or why[2]}" if why else ""
+    large = TOO_LARGE.search(built.error)
+    why = variants.broken_assertion(built.error) or (large[0] if large else "")
+    return f"no legal tile: {why}" if why else ""
 
 
 def rows_of(found: Sequence[Measured], cublas: timing.Timing) -> list[dict]:

@@ -15,16 +15,14 @@ import sys
 from pathlib import Path
 
 import counters
-import peaks
 import report
+import sweeps
 import torch
 import variants
-from tqdm import tqdm
 from variants import Variant
 
 FOLDER = report.ROOT / "build" / "chapter9"
 SIZE = 4096
-REPS = 7
 
 #: As Chapter 9 has them, and what is asked about each.
 VARIANTS = [
@@ -57,15 +55,7 @@ def markdown(rows: list[dict], env: dict) -> str:
 def measure(built: list[variants.Built]) -> list[dict]:
     """The rows of chapter9.csv."""
     shape = (SIZE, SIZE, SIZE)
-    limit = peaks.measure("cuda").ffma
-    torch.cuda.empty_cache()  # for the process that measures
-    with tqdm(total=len(built) * (2 + REPS), file=sys.stderr, leave=False) as bar:
-
-        def progress(label: str, what: str) -> None:
-            bar.set_description(f"{what} {label:26}")
-            bar.update()
-
-        found = variants.measure(built, shape, REPS, "cuda", limit, progress)
+    found = sweeps.measured(built, SIZE, sweeps.peak())
     for m in found:
         if m.failure:
             raise variants.VariantError(f"{m.built.variant.label}: {m.failure}")

@@ -23,8 +23,8 @@ from pathlib import Path
 import check
 import counters
 import ladder
-import peaks
 import report
+import sweeps
 import torch
 import variants
 from tqdm import tqdm
@@ -246,15 +246,7 @@ def prepare(args: argparse.Namespace, points: list[Point]) -> list[Built]:
 
 
 def measure(args: argparse.Namespace, built: list[Built]) -> list[Measured]:
-    limit = peaks.measure("cuda").ffma
-    torch.cuda.empty_cache()  # for the process that measures
-    with tqdm(total=len(built) * (2 + args.reps), file=sys.stderr, leave=False) as bar:
-
-        def progress(label: str, what: str) -> None:
-            bar.set_description(f"{what} {label:26}")
-            bar.update()
-
-        return variants.measure(built, args.shape, args.reps, "cuda", limit, progress)
+    return sweeps.measured(built, args.size, sweeps.peak(), args.reps)
 
 
 def count_warps(args: argparse.Namespace, found: list[Measured]) -> dict[str, float]:

@@ -81,17 +81,17 @@ class Sweep:
         return status
 
 
-def measured(built: Sequence[Built], size: int, limit: float) -> list[Measured]:
+def measured(built: Sequence[Built], size: int, limit: float, reps: int = REPS) -> list[Measured]:
     """variants.measure() at M = N = K = size, with a progress bar."""
     torch.cuda.empty_cache()  # for the process that measures
-    turns = sum(not b.error for b in built) * (2 + REPS)
+    turns = sum(not b.error for b in built) * (2 + reps)
     with tqdm(total=turns, file=sys.stderr, leave=False) as bar:
 
         def progress(label: str, what: str) -> None:
             bar.set_description(f"{what} {label:40}")
             bar.update()
 
-        return variants.measure(built, (size,) * 3, REPS, "cuda", limit, progress)
+        return variants.measure(built, (size,) * 3, reps, "cuda", limit, progress)
 
 
 def peak() -> float:

@@ -33,7 +33,6 @@ from variants import Built, Variant
 FOLDER = report.ROOT / "build" / "tune"
 STAGES = ("stage7", "stage10")
 SIZES = (1024, 2048, 4096, 8192)
-COLUMNS = ("kernel", "tile", "M", "N", "K", "time_ms", "tflops", "samples", "note")
 WARP = 32
 
 #: The constants that a tile is named by, where the stage has them.
@@ -106,8 +105,8 @@ def parse_tile(stage: str, text: str) -> dict[str, int]:
 
 def reason(error: str) -> str:
     """Why a tile does not compile, in the words of the stage's static_assert if there are any."""
-    found = re.search(r'static assertion failed with "(.*)"', error)
-    return f"illegal: {found[1]}" if found else error.split(": ", 1)[-1]
+    broken = variants.broken_assertion(error)
+    return f"illegal: {broken}" if broken else error.split(": ", 1)[-1]
 
 
 # ---- measuring -----------------------------------------------------------------------------------

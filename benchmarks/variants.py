@@ -230,6 +230,12 @@ def source(variant: Variant) -> str:
     return line + text + SHIM.replace("SGEMM_STAGE::", f"{variant.stage}::")
 
 
+def broken_assertion(error: str) -> str:
+    """The text of the static_assert that a variant breaks; nothing for any other error."""
+    found = re.search(r'static assertion failed with "(.*)"', error)
+    return found[1] if found else ""
+
+
 def sources(stage: str) -> dict[str, str]:
     """Hashes of everything that this stage's variants are made of, by name."""
     found = {"the shim": _hash(SHIM)}
