@@ -85,6 +85,7 @@ gpu-bench: need-gpu
 	$(PYTHON) benchmarks/tune.py --save $(SWEEPS:%=--measure %/tune)
 	$(PYTHON) benchmarks/ablation.py --save $(SWEEPS:%=--measure %/ablation)
 	$(PYTHON) benchmarks/matrix_cost.py --save $(SWEEPS:%=--measure %/matrix_cost)
+	$(PYTHON) benchmarks/grid_order.py --save $(SWEEPS:%=--measure %/grid_order)
 	$(PYTHON) benchmarks/sizes.py --save
 	$(PYTHON) benchmarks/documents.py
 
@@ -97,6 +98,7 @@ sweeps: build
 	$(PYTHON) benchmarks/tune.py --compile $(SWEEPS)/tune
 	$(PYTHON) benchmarks/ablation.py --compile $(SWEEPS)/ablation
 	$(PYTHON) benchmarks/matrix_cost.py --compile $(SWEEPS)/matrix_cost
+	$(PYTHON) benchmarks/grid_order.py --compile $(SWEEPS)/grid_order
 
 clean:
 	rm -rf build dist *.egg-info torch_sgemm/_C*.so torch_sgemm/_build_info.py

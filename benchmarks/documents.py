@@ -9,6 +9,7 @@ from pathlib import Path
 import ablation
 import chapter9
 import counters
+import grid_order
 import launch_bounds
 import matrix_cost
 import report
@@ -39,7 +40,7 @@ def documents() -> dict[Path, str]:
             put(story, f"counters {name}", table)
             table = roofline.markdown(found["roofline"], found["profile"], envs["profile"])
             put(story, f"intensities {name}", table)
-        for script in (launch_bounds, chapter9, tune, ablation, matrix_cost, sizes):
+        for script in (launch_bounds, chapter9, tune, ablation, matrix_cost, grid_order, sizes):
             if (what := script.__name__) in found:
                 for path in texts:
                     put(path, f"{what} {name}", script.markdown(found[what], envs[what]))

@@ -97,10 +97,10 @@ def pairs() -> list[Variant]:
 # ---- rows and tables -----------------------------------------------------------------------------
 
 
-def rows_of(found: Sequence[Measured]) -> list[dict]:
+def rows_of(found: Sequence[tuple[Measured, Measured]]) -> list[dict]:
     """The rows of matrix_cost.csv, from pairs of a stage and its raw self."""
     rows = []
-    for m, r in zip(found[::2], found[1::2], strict=True):
+    for m, r in found:
         stage = m.built.variant.stage
         if (m.built.variant, r.built.variant) != (written(stage), raw(stage)):
             raise ValueError(f"no pair: {m.built.variant.label}, {r.built.variant.label}")
@@ -144,30 +144,22 @@ def too_dear(rows: list[dict]) -> list[str]:
 
 def measure(built: Sequence[Built]) -> tuple[list[dict], list[str]]:
     """The rows of matrix_cost.csv; where Matrix costs too much is told."""
-    limit = sweeps.peak()
-    found: list[Measured] = []
-    for size in (SLOW_SIZE, SIZE):
-        some = [b for b in built if size_of(b.variant.stage) == size]
-        found += sweeps.measured(some, size, limit)
-    for m in found:
-        if m.failure:
-            raise VariantError(f"{m.built.variant.label}: {m.failure}")
-    rows = rows_of(found)
+    rows = rows_of(sweeps.measured_pairs(built, size_of))
     for text in too_dear(rows):  # a finding, and no failure to measure
         print(f"matrix_cost.py: {text}", file=sys.stderr)
     return rows, []
 
 
 def registers(built: Sequence[Built]) -> str:
-    """By ptxas, of the kernels for exact matrices; the largest where there are two."""
-    lines = [f"{'kernel':28}{'arch':>8}{'registers':>11}{'raw':>6}"]
+    """By ptxas, of a pair's kernels for exact matrices; the largest where there are two."""
+    lines = [f"{'kernel':28}{'arch':>8}{'registers':>11}{'other':>7}"]
     for b, r in zip(built[::2], built[1::2], strict=True):
         for arch in sorted({found.arch for found in b.resources}):
             most = (
                 max((x.registers for x in side.resources if x.arch == arch and x.exact), default=0)
                 for side in (b, r)
             )
-            lines.append("{:28}{:>8}{:>11}{:>6}".format(report.title(b.variant.stage), arch, *most))
+            lines.append("{:28}{:>8}{:>11}{:>7}".format(report.title(b.variant.stage), arch, *most))
     return "\n".join(lines)
 
 

@@ -94,6 +94,20 @@ def measured(built: Sequence[Built], size: int, limit: float, reps: int = REPS) 
         return variants.measure(built, (size,) * 3, reps, "cuda", limit, progress)
 
 
+def measured_pairs(
+    built: Sequence[Built], size_of: Callable[[str], int]
+) -> list[tuple[Measured, Measured]]:
+    """Variants that stand in pairs, each pair interleaved with the others of its stage's size."""
+    limit = peak()
+    found: list[Measured] = []
+    for size in sorted({size_of(b.variant.stage) for b in built}):
+        found += measured([b for b in built if size_of(b.variant.stage) == size], size, limit)
+    for m in found:
+        if m.failure:
+            raise variants.VariantError(f"{m.built.variant.label}: {m.failure}")
+    return list(zip(found[::2], found[1::2], strict=True))
+
+
 def peak() -> float:
     """The multiply-adds' measured peak, in FLOP/s: what no variant can beat."""
     return peaks.measure("cuda").ffma

@@ -25,12 +25,11 @@ struct Shipped {{
 template <Edge E, class Tile>
 __global__ __launch_bounds__({bounds}) void kernel(In<E> A, In<E> B, Out<E> C) {{
   // registers -> global
-{epilogue}}}
+}}
 """
-OLD = {"BM": 128, "BK": 8, "PAD": 4, "STAGES": 2, "WN": 32, "TM": 8, "more": "", "epilogue": ""}
+OLD = {"BM": 128, "BK": 8, "PAD": 4, "STAGES": 2, "WN": 32, "TM": 8, "more": ""}
 OLD |= {"bounds": "Tile::THREADS"}
 BOUNDED = {"more": ", MIN_BLOCKS = 2", "bounds": "Tile::THREADS, Tile::MIN_BLOCKS"}
-EPILOGUE = {"epilogue": ablation.KNOWN_IN_NEW}
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def stages(tmp_path, monkeypatch):
 
     def make(**new):
         monkeypatch.setattr(report, "ROOT", tmp_path)
-        for stage, values in ((ablation.OLD, OLD), (ablation.NEW, OLD | EPILOGUE | new)):
+        for stage, values in ((ablation.OLD, OLD), (ablation.NEW, OLD | new)):
             (tmp_path / f"{stage}.cu").write_text(STAGE.format(**values))
         monkeypatch.setattr(variants, "stage_file", lambda stage: tmp_path / f"{stage}.cu")
         return ablation.changes()
@@ -47,21 +46,16 @@ def stages(tmp_path, monkeypatch):
     return make
 
 
-BETA = Change("beta == 0 at compile time", beta=True)
-
-
 def test_the_changes_are_the_differences_in_groups(stages):
-    assert stages() == [BETA]
-    assert stages(PAD=0) == [Change("padding", {"PAD": 4}, {"PAD": 0}), BETA]
+    assert stages() == []
+    assert stages(PAD=0) == [Change("padding", {"PAD": 4}, {"PAD": 0})]
     assert stages(TM=16, WN=64) == [
         Change("thread tile", {"WN": 32, "TM": 8}, {"WN": 64, "TM": 16}),
-        BETA,
     ]
     assert stages(TM=16, PAD=0) == [
         Change("thread tile", {"TM": 8}, {"TM": 16}),
         Change("padding", {"PAD": 4}, {"PAD": 0}),
         Change("tiles and padding", {"PAD": 4, "TM": 8}, {"PAD": 0, "TM": 16}),
-        BETA,
     ]
     assert stages(BM=256, BK=16, TM=16, STAGES=3, **BOUNDED) == [
         Change("block tile", {"BM": 128, "BK": 8}, {"BM": 256, "BK": 16}),
@@ -69,27 +63,19 @@ def test_the_changes_are_the_differences_in_groups(stages):
         Change("both tiles", {"BM": 128, "BK": 8, "TM": 8}, {"BM": 256, "BK": 16, "TM": 16}),
         Change("STAGES", {"STAGES": 2}, {"STAGES": 3}),
         Change("launch bounds (THREADS, 2)", bounds=("Tile::THREADS", "Tile::THREADS, 2")),
-        BETA,
     ]
 
 
 def test_a_change_is_made_and_unmade_in_the_source(stages):
     """All of them make the old stage the new one, and the other way round."""
-    padding, bounds, beta = stages(PAD=0, **BOUNDED)
+    padding, bounds = stages(PAD=0, **BOUNDED)
     assert padding.added() == Variant("stage9", "stage9 + padding (PAD = 0)", {"PAD": 0})
     assert padding.removed() == Variant("stage10", "stage10 - padding (PAD = 4)", {"PAD": 4})
     assert "__launch_bounds__(Tile::THREADS, 2) void" in variants.source(bounds.added())
     assert "__launch_bounds__(Tile::THREADS) void" in variants.source(bounds.removed())
-    assert f"global\n{ablation.KNOWN_IN_OLD}}}" in variants.source(beta.added())
-    assert "C.c = nullptr" not in variants.source(beta.removed())
+    assert "global\n  C.c = nullptr;\n}" in variants.source(ablation.left_out("stage9"))
     old, new = (variants.stage_file(stage).read_text() for stage in ("stage9", "stage10"))
     assert ablation.numbers(old) | padding.new | {"MIN_BLOCKS": 2} == ablation.numbers(new)
-
-
-def test_a_new_stage_without_the_epilogue_is_an_error(stages):
-    (beta,) = stages(epilogue="")
-    with pytest.raises(variants.VariantError, match="expected '  if constexpr"):
-        variants.source(beta.removed())
 
 
 def test_the_rows_of_the_shipped_stages_can_be_made():
@@ -113,7 +99,7 @@ def compiled(tmp_path_factory):
         pytest.skip("nvcc is not on PATH")
     some = [
         Change("block tile", new={"BM": 1024}).added(),
-        BETA.added(),
+        ablation.left_out("stage9"),
         Variant("stage9", "mistake", replace=((ablation.EPILOGUE, "  nonsense\n"),)),
     ]
     return variants.compile(some, tmp_path_factory.mktemp("ablation"), ["9.0a"])

@@ -2,6 +2,7 @@
 
 import ablation
 import check
+import grid_order
 import matrix_cost
 import pytest
 import report
@@ -86,7 +87,7 @@ def test_complaints_make_the_status_and_the_rows_are_kept(gpu, capsys):
     assert (gpu / "toy.csv").exists()
 
 
-@pytest.mark.parametrize("script", [ablation, matrix_cost])
+@pytest.mark.parametrize("script", [ablation, matrix_cost, grid_order])
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

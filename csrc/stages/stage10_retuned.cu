@@ -1,8 +1,8 @@
 // Stage 10: tune it again.
 //
 //   Was slow:  tile, padding and launch bounds are still those that suited stages 7 and 8
-//   Change:    a 128x256 tile, 8x16 a thread; no padding, as 48 KiB hold no more; beta == 0 known;
-//              launch bounds. Beside an edge the tile stays as it was
+//   Change:    a 128x256 tile, 8x16 a thread; no padding, as 48 KiB hold no more; launch bounds.
+//              Beside an edge the tile stays as it was
 //   Cost:      one block an SM, whose 8 warps take nearly all of its registers
 //   Slow now:  issue slots: instructions that are no multiply-adds, and registers read from one bank
 #include "../gemm.cuh"
@@ -25,7 +25,7 @@ struct Ragged {
   static constexpr int THREADS = (BM / WM) * (BN / WN) * WARP, MIN_BLOCKS = 4;
 };
 
-template <Edge E, class Tile, bool ADD_C>
+template <Edge E, class Tile>
 __global__ __launch_bounds__(Tile::THREADS, Tile::MIN_BLOCKS) void kernel(In<E> A, In<E> B, Out<E> C) {
   constexpr int BM = Tile::BM, BN = Tile::BN, BK = Tile::BK, WM = Tile::WM, WN = Tile::WN;
   constexpr int TM = Tile::TM, TN = Tile::TN, LANES_M = WM / TM, LANES_N = WN / TN;
@@ -83,7 +83,6 @@ __global__ __launch_bounds__(Tile::THREADS, Tile::MIN_BLOCKS) void kernel(In<E> 
   }
 
   // registers -> global
-  if constexpr (!ADD_C) C.c = nullptr;
 #pragma unroll
   for (int i = 0; i < TM; ++i)
     for (int j = 0; j < TN; j += 4) C.store4(block_row + row(i), block_col + col(j), &acc[i][j]);
@@ -91,8 +90,7 @@ __global__ __launch_bounds__(Tile::THREADS, Tile::MIN_BLOCKS) void kernel(In<E> 
 
 template <Edge E, class Tile>
 cudaError_t launch(const Problem& p, cudaStream_t stream) {
-  return launch_grid<Tile::BM, Tile::BN>(p.c == nullptr ? kernel<E, Tile, false> : kernel<E, Tile, true>,
-                                         dim3(Tile::THREADS), p, stream);
+  return launch_grid<Tile::BM, Tile::BN>(kernel<E, Tile>, dim3(Tile::THREADS), p, stream);
 }
 
 cudaError_t launch(const Problem& p, cudaStream_t stream) {
