@@ -130,9 +130,12 @@ def extension():
         common += ["-DUSE_CUDA", f'-DSGEMM_ARCHS="{ARCHS}"']
     else:
         common += [f'-DSGEMM_NO_CUDA="{NO_CUDA}"']
-    sources = [*ROOT.glob("csrc/*.cpp"), *ROOT.glob("csrc/host/*.cpp"), *host_stages()]
+    folders = ("csrc", "csrc/host", "csrc/matmul")
+    sources = [*(path for name in folders for path in ROOT.glob(f"{name}/*.cpp")), *host_stages()]
     if CUDA:
-        sources += [*ROOT.glob("csrc/*.cu"), *ROOT.glob("csrc/stages/*.cu")]
+        folders = ("csrc", "csrc/stages", "csrc/matmul")
+        sources += [path for name in folders for path in ROOT.glob(f"{name}/*.cu")]
+        sources += ROOT.glob("csrc/matmul/*/*.cu")
     return (CUDAExtension if CUDA else CppExtension)(
         "torch_sgemm._C",
         sorted(os.path.relpath(path, ROOT) for path in sources),

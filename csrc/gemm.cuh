@@ -204,18 +204,25 @@ struct Out {
 template <Edge E>
 using Kernel = void (*)(In<E> A, In<E> B, Out<E> C);
 
+// The one way to launch, here and on the CPU.
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch_kernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t stream,
+                          Arguments... arguments) {
+#ifdef SGEMM_HOST
+  simt::launch(grid, block, *stream, [=] { kernel(arguments...); });
+  return cudaSuccess;
+#else
+  kernel<<<grid, block, 0, stream>>>(arguments...);
+  return cudaGetLastError();
+#endif
+}
+
 template <Edge E>
 cudaError_t start(Kernel<E> kernel, dim3 grid, dim3 block, const Problem& p, cudaStream_t stream) {
   const int M = static_cast<int>(p.M), N = static_cast<int>(p.N), K = static_cast<int>(p.K);
   const In<E> A{p.A, M, K, p.lda}, B{p.B, K, N, p.ldb};
   const Out<E> C{p.out, M, N, p.ldo, p.c, p.c_row, p.c_col, p.alpha, p.beta};
-#ifdef SGEMM_HOST
-  simt::launch(grid, block, *stream, [=] { kernel(A, B, C); });
-  return cudaSuccess;
-#else
-  kernel<<<grid, block, 0, stream>>>(A, B, C);
-  return cudaGetLastError();
-#endif
+  return launch_kernel(kernel, grid, block, stream, A, B, C);
 }
 
 // Whether BM x BN x BK tiles cover the matrices exactly, and A, B, out and each of their rows begin at

@@ -1,21 +1,7 @@
-// The op layer, and the only C++ that sees torch: schemas, argument checks, allocation, device, stream.
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/accelerator.h>
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
+// The ops of the ladder: schemas, argument checks, allocation.
+#include "ops.h"
 
-#include <algorithm>
-#include <cfloat>
-#include <cmath>
 #include <iomanip>
-#include <numeric>
-#include <optional>
-#include <sstream>
-#include <stdexcept>
-#include <string>
-#include <tuple>
 
 #include "gemm.h"
 #include "host/interrupt.h"
@@ -25,132 +11,14 @@
 
 #ifdef USE_CUDA
 #include <cublas_v2.h>
-#include <cuda_runtime_api.h>
 
 SGEMM_STAGES(SGEMM_DECLARE)
 #endif
 
 namespace {
 
+using namespace ops;
 using sgemm::Problem;
-using torch::stable::Tensor;
-
-// ---- errors: the argument, what is expected of it, and what it is ----------------------------------------
-
-template <typename... Parts>
-[[noreturn]] void fail(const Parts&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  throw std::runtime_error(text.str());
-}
-
-std::string shape(const Tensor& t) {
-  std::ostringstream text;
-  text << '(';
-  for (int64_t i = 0; i < t.dim(); ++i) text << (i ? ", " : "") << t.sizes()[i];
-  text << (t.dim() == 1 ? ",)" : ")");
-  return text.str();
-}
-
-std::string device(const Tensor& t) {
-  if (t.is_cpu()) return "cpu";
-  return (t.is_cuda() ? "cuda:" : "device ") + std::to_string(t.get_device_index());
-}
-
-// A failing torch call loses its text on its way through the stable ABI (or arrives amid file names and line
-// numbers), so what was tried is said here.
-template <typename F>
-auto attempt(const std::string& what, const Tensor& on, const F& call) {
-  try {
-    return call();
-  } catch (const std::exception&) {
-    fail("could not ", what, " on ", device(on), ", most likely for lack of memory");
-  }
-}
-
-const Tensor& float32(const char* name, const Tensor& t) {
-  if (t.scalar_type() != torch::headeronly::ScalarType::Float)
-    fail(name, " must be float32, got ", torch::headeronly::toString(t.scalar_type()));
-  return t;
-}
-
-const Tensor& matrix(const char* name, const Tensor& t) {
-  if (!t.defined()) fail(name, " must be a tensor, got None");
-  if (t.dim() != 2) fail(name, " must be a matrix, got ", t.dim(), "-D tensor of shape ", shape(t));
-  for (int64_t i = 0; i < 2; ++i)
-    if (t.sizes()[i] > sgemm::kMaxDim)
-      fail(name, " must have at most ", sgemm::kMaxDim, " rows and columns, got shape ", shape(t));
-  return float32(name, t);
-}
-
-const Tensor& same_device(const char* name, const Tensor& t, const Tensor& a) {
-  if (device(t) != device(a))
-    fail("all tensors must be on the same device, but a is on ", device(a), " and ", name, " is on ",
-         device(t));
-  return t;
-}
-
-// ---- layout -----------------------------------------------------------------------------------------------
-
-// The elements of a matrix, as an arrangement of addresses.
-struct Extent {
-  const float* data;
-  int64_t rows, cols, row_stride, col_stride;
-
-  explicit Extent(const Tensor& t)
-      : data(static_cast<const float*>(t.data_ptr())),
-        rows(t.sizes()[0]),
-        cols(t.sizes()[1]),
-        row_stride(rows > 1 ? t.stride(0) : 0),
-        col_stride(cols > 1 ? t.stride(1) : 0) {}
-  Extent(const float* data, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride)
-      : data(data), rows(rows), cols(cols), row_stride(row_stride), col_stride(col_stride) {}
-
-  bool operator==(const Extent& e) const {
-    return std::tie(data, rows, cols, row_stride, col_stride) ==
-           std::tie(e.data, e.rows, e.cols, e.row_stride, e.col_stride);
-  }
-  bool empty() const { return rows == 0 || cols == 0; }
-  const float* end() const { return data + (rows - 1) * row_stride + (cols - 1) * col_stride + 1; }
-};
-
-int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
-
-// Whether two matrices share an element. Exact where both have the same row stride and adjacent columns
-// (slices of one buffer); elsewhere two matrices with interleaved address ranges count as overlapping.
-bool overlap(Extent p, Extent q) {
-  for (Extent* e : {&p, &q}) {  // a stride of 0 repeats an element: once is enough
-    if (e->row_stride == 0) e->rows = std::min<int64_t>(e->rows, 1);
-    if (e->col_stride == 0) e->cols = std::min<int64_t>(e->cols, 1);
-  }
-  if (p.empty() || q.empty() || p.end() <= q.data || q.end() <= p.data) return false;
-  const auto in_rows = [](const Extent& e) { return e.cols == 1 || e.col_stride == 1; };
-  const int64_t ld = p.rows > 1 ? p.row_stride : q.row_stride;
-  if (!in_rows(p) || !in_rows(q) || ld == 0 || (q.rows > 1 && q.row_stride != ld)) return true;
-  // p's row i meets q's row i + r where  -q.cols < q.data + r * ld - p.data < p.cols.
-  const int64_t distance = q.data - p.data;
-  const int64_t first = std::max(floor_div(-q.cols - distance, ld) + 1, -(p.rows - 1));
-  const int64_t last = std::min(floor_div(p.cols - 1 - distance, ld), q.rows - 1);
-  return first <= last;
-}
-
-// Whether two indices lead to one address: i * s == j * t for some 0 < i < rows, 0 < j < cols.
-bool overlaps_itself(const Extent& e) {
-  if (e.empty()) return false;
-  if ((e.rows > 1 && e.row_stride == 0) || (e.cols > 1 && e.col_stride == 0)) return true;
-  if (e.rows == 1 || e.cols == 1) return false;
-  const int64_t g = std::gcd(e.row_stride, e.col_stride);
-  return e.col_stride / g < e.rows && e.row_stride / g < e.cols;
-}
-
-bool adjacent_columns(const Tensor& t) { return t.sizes()[1] <= 1 || t.stride(1) == 1; }
-
-// A kernel reads rows in place, whatever their distance; anything else is copied once.
-Tensor in_rows(const char* name, const Tensor& t) {
-  if (adjacent_columns(t)) return t;
-  return attempt("copy " + std::string(name) + " of shape " + shape(t) + " row by row", t,
-                 [&] { return torch::stable::contiguous(t); });
-}
 
 // ---- an op ------------------------------------------------------------------------------------------------
 
@@ -163,11 +31,6 @@ struct Operands {
   int64_t N() const { return b.sizes()[1]; }
   bool reads_c() const { return c.has_value() && beta != 0; }
 };
-
-float scalar(const char* name, double value) {
-  if (std::isfinite(value) && std::abs(value) > FLT_MAX) fail(name, " must fit into float32, got ", value);
-  return static_cast<float>(value);
-}
 
 void check(const Operands& o) {
   matrix("a", o.a);
@@ -258,17 +121,6 @@ Tensor allocate(const Operands& o) {
   return attempt(what.str(), o.a, [&] { return torch::stable::new_empty(o.a, {size, 2}); });
 }
 
-// Makes a's device the current one, as the allocator, the stream and the launch want it.
-class OnDeviceOf {
- public:
-  explicit OnDeviceOf(const Tensor& a) {
-    if (a.is_cuda()) guard_.emplace(a.get_device_index());
-  }
-
- private:
-  std::optional<torch::stable::accelerator::DeviceGuard> guard_;
-};
-
 template <class Backend>
 Tensor run(Tensor a, Tensor b, std::optional<Tensor> c, double alpha, double beta) {
   const Operands o{a, b, c, scalar("alpha", alpha), scalar("beta", beta)};
@@ -341,22 +193,6 @@ void ffma_peak_on_cpu(Tensor sink, int64_t iterations) {
 
 #ifdef USE_CUDA
 
-cudaStream_t current_stream(const Tensor& on) {
-  void* stream = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(on.get_device_index(), &stream));
-  return static_cast<cudaStream_t>(stream);
-}
-
-void check_launch(cudaError_t error) {
-  if (error == cudaSuccess) return;
-  cudaGetLastError();  // so that it is not blamed on a later call too
-  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorUnsupportedPtxVersion)
-    fail(cudaGetErrorString(error),
-         ": this build has kernels for compute capability " SGEMM_ARCHS
-         " (see torch.cuda.get_device_capability()); set TORCH_CUDA_ARCH_LIST and build again");
-  fail("the launch failed: ", cudaGetErrorString(error));
-}
-
 #define SGEMM_ON_CUDA(stage)                                                 \
   struct stage##_on_cuda {                                                   \
     static constexpr const char* name = #stage;                              \
@@ -426,8 +262,6 @@ void l2_peak_on_cuda(Tensor data, Tensor sink, int64_t iterations) {
 
 #else
 
-// A CUDA torch, but this library was built without kernels for it.
-[[noreturn]] void no_cuda() { fail("this build of torch_sgemm has no CUDA kernels: " SGEMM_NO_CUDA); }
 Tensor run_no_cuda(Tensor, Tensor, std::optional<Tensor>, double, double) { no_cuda(); }
 void run_out_no_cuda(Tensor, Tensor, std::optional<Tensor>, double, double, Tensor) { no_cuda(); }
 void peak_no_cuda(Tensor, int64_t) { no_cuda(); }

@@ -18,7 +18,7 @@ struct uint3 {
 struct dim3 : uint3 {
   dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : uint3{x, y, z} {}
 };
-enum cudaError_t { cudaSuccess = 0 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
 
 namespace simt {
 

@@ -1,0 +1,11 @@
+#include "tiled.cuh"
+#include "tiles.h"
+
+namespace sgemm::matmul {
+
+cudaError_t tiled_128x32(const Arguments& g, bool a_by_k, bool b_by_k, bool vector, dim3 grid,
+                         cudaStream_t stream) {
+  return launch_tiled<Tile<128, 32, 16, 64, 16, 8, 4, 4, 5>, true>(g, a_by_k, b_by_k, vector, grid, stream);
+}
+
+}  // namespace sgemm::matmul

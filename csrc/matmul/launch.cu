@@ -1,0 +1,97 @@
+#include "kernel.cuh"
+// The kernels' names first: on the CPU they change the others'.
+#include "ieee/tiles.h"
+#include "launch.h"
+#include "skinny/skinny.h"
+
+namespace sgemm::matmul {
+
+namespace {
+
+constexpr int THREADS = 256;
+constexpr int64_t MAX_BATCH = 65535;  // of a grid's z
+
+// Adds the parts of K up, in order; then alpha, beta and C are due. parts[part][row][col], rows N long.
+__global__ __launch_bounds__(THREADS) void add_parts(Arguments g, const float* parts, int64_t parts_batch,
+                                                     int64_t parts_split, int splits) {
+  const int chunks = (g.N + 3) / 4, n = blockIdx.x * THREADS + threadIdx.x;
+  const int row = n / chunks, col = n % chunks * 4;
+  if (row >= g.M) return;
+  const Part part = part_of(g);
+  const float* from = parts + blockIdx.z * parts_batch + int64_t{row} * g.N + col;
+  float sum[4] = {};
+  for (int s = 0; s < splits; ++s, from += parts_split) {
+    float values[4] = {};
+    if (g.N % 4 == 0) {
+      copy4(values, from);
+    } else {
+      for (int j = 0; j < 4 && col + j < g.N; ++j) values[j] = from[j];
+    }
+    for (int j = 0; j < 4; ++j) sum[j] += values[j];
+  }
+  store4(g, part, row, col, sum);
+}
+
+bool aligned(const Result& out, int64_t rows, int64_t batch) {
+  return reinterpret_cast<uintptr_t>(out.data) % 16 == 0 && out.col == 1 && (rows == 1 || out.row % 4 == 0) &&
+         (batch == 1 || out.batch % 4 == 0);
+}
+
+cudaError_t launch_method(const Arguments& g, const Plan& plan, dim3 grid, cudaStream_t stream) {
+  if (plan.method != Method::kTiled) return launch_skinny(g, plan, grid, stream);
+  const TileInfo& tile = TILES[plan.tile];
+  grid.x = static_cast<unsigned>(ceil_div(g.M, tile.BM) * ceil_div(g.N, tile.BN));
+  int index = 0;
+#define SGEMM_LAUNCH_TILE(name) \
+  if (plan.tile == index++) return tiled_##name(g, plan.a_by_k, plan.b_by_k, plan.vector, grid, stream);
+  SGEMM_TILES(SGEMM_LAUNCH_TILE)
+#undef SGEMM_LAUNCH_TILE
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace
+
+cudaError_t launch(const Plan& plan, const Problem& problem, float* workspace, cudaStream_t stream) {
+  const Problem p = plan.transposed ? problem.transposed() : problem;
+  for (int64_t first = 0; first < p.batch; first += MAX_BATCH) {
+    const int64_t batch = p.batch - first < MAX_BATCH ? p.batch - first : MAX_BATCH;
+    Arguments g{.A = p.A,
+                .B = p.B,
+                .C = p.C,
+                .out = p.out,
+                .M = static_cast<int>(p.M),
+                .N = static_cast<int>(p.N),
+                .K = static_cast<int>(p.K),
+                .split_k = static_cast<int>(plan.split_k),
+                .out_split = 0,
+                .alpha = p.alpha,
+                .beta = p.beta,
+                .vector_out = aligned(p.out, p.M, p.batch)};
+    g.A.data += first * p.A.batch;
+    g.B.data += first * p.B.batch;
+    if (p.C.data != nullptr) g.C.data += first * p.C.batch;
+    g.out.data += first * p.out.batch;
+    const dim3 grid(1, static_cast<unsigned>(plan.splits), static_cast<unsigned>(batch));
+
+    if (plan.splits == 1) {
+      if (const cudaError_t error = launch_method(g, plan, grid, stream); error != cudaSuccess) return error;
+      continue;
+    }
+    Arguments parts = g;
+    parts.out = {workspace, p.M * p.N, p.N, 1};
+    parts.out_split = batch * p.M * p.N;
+    parts.C.data = nullptr;
+    parts.alpha = 1;
+    parts.vector_out = p.N % 4 == 0;
+    if (const cudaError_t error = launch_method(parts, plan, grid, stream); error != cudaSuccess)
+      return error;
+    const dim3 blocks(static_cast<unsigned>(ceil_div(p.M * ceil_div(p.N, 4), THREADS)), 1,
+                      static_cast<unsigned>(batch));
+    const cudaError_t error = launch_kernel(add_parts, blocks, dim3(THREADS), stream, g, workspace,
+                                            parts.out.batch, parts.out_split, plan.splits);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace sgemm::matmul

@@ -1,0 +1,67 @@
+// Which kernel computes a product: a pure function of the problem's shape and layout and of the device.
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "problem.h"
+
+namespace sgemm::matmul {
+
+struct Device {
+  int sms;                // streaming multiprocessors
+  int64_t max_workspace;  // floats
+};
+
+// kTiled: a block tile of C from tiles of A and B in shared memory.
+// kDot:   few rows of C, each column a sum along adjacent k: as fast as B can be read.
+// kAxpy:  few rows of C, B's rows are adjacent along n: as fast as B can be read.
+enum class Method { kTiled, kDot, kAxpy };
+
+// A block tile, and what it is known to reach.
+struct TileInfo {
+  const char* name;
+  int BM, BN, BK;
+  int threads, blocks;  // of a block; on a multiprocessor together
+  bool ragged;          // whether there are kernels that move single elements
+  double share;         // of the multiply-adds' peak, where the GPU is full of blocks
+};
+
+// In the order of their kernels. The first is the fastest where there is enough to do.
+inline constexpr TileInfo TILES[] = {
+    {"128x256", 128, 256, 16, 256, 1, false, 0.78}, {"64x128", 64, 128, 16, 128, 3, true, 0.72},
+    {"64x64", 64, 64, 16, 128, 5, true, 0.58},      {"32x128", 32, 128, 16, 128, 5, true, 0.55},
+    {"128x32", 128, 32, 16, 128, 5, true, 0.55},
+};
+
+// Rows of C that the skinny kernels take at most.
+inline constexpr int MAX_SKINNY = 8;
+
+struct Plan {
+  Method method;
+  int tile;             // of TILES, for kTiled
+  bool transposed;      // computes out^T = B^T @ A^T
+  bool a_by_k, b_by_k;  // what an operand's chunks of four run along: k, or m (A) and n (B)
+  bool vector;          // chunks move at once: they are adjacent and aligned (for a skinny kernel: B's)
+  bool a_vector;        // for a skinny kernel: A's chunks along k are
+  int splits;           // parts of K, each computed apart, then added up in order
+  int64_t split_k;      // the length of a part, but for the last
+  int64_t workspace;    // floats: the parts' results, if there are more than one
+  double seconds;       // as predicted
+  std::string reason;   // in words
+};
+
+// "64x128", "dot": the plan's kernel.
+const char* kernel_name(const Plan& plan);
+
+// Every way to compute a problem with M, N >= 1 and K >= 0; there is at least one.
+std::vector<Plan> candidates(const Problem& problem, const Device& device);
+
+// The candidate that is predicted to be fastest.
+Plan select(const Problem& problem, const Device& device);
+
+// The plan with this kernel and K in this many parts, whatever is predicted of it; nothing if the kernel cannot.
+std::optional<Plan> plan_with(const std::string& kernel, int parts, const Problem& problem,
+                              const Device& device);
+
+}  // namespace sgemm::matmul
