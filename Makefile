@@ -87,6 +87,8 @@ gpu-bench: need-gpu
 	$(PYTHON) benchmarks/matrix_cost.py --save $(SWEEPS:%=--measure %/matrix_cost)
 	$(PYTHON) benchmarks/grid_order.py --save $(SWEEPS:%=--measure %/grid_order)
 	$(PYTHON) benchmarks/sizes.py --save
+	$(PYTHON) benchmarks/suite.py --save
+	$(PYTHON) benchmarks/accuracy.py --save
 	$(PYTHON) benchmarks/documents.py
 
 help:

@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 
 import ablation
+import accuracy
 import chapter9
 import counters
 import grid_order
@@ -15,7 +16,23 @@ import matrix_cost
 import report
 import roofline
 import sizes
+import suite
 import tune
+
+#: What writes one table, from the one file of its name.
+SCRIPTS = {
+    script.__name__: script
+    for script in (
+        ablation,
+        accuracy,
+        chapter9,
+        grid_order,
+        launch_bounds,
+        matrix_cost,
+        sizes,
+        tune,
+    )
+}
 
 
 def documents() -> dict[Path, str]:
@@ -40,8 +57,9 @@ def documents() -> dict[Path, str]:
             put(story, f"counters {name}", table)
             table = roofline.markdown(found["roofline"], found["profile"], envs["profile"])
             put(story, f"intensities {name}", table)
-        for script in (launch_bounds, chapter9, tune, ablation, matrix_cost, grid_order, sizes):
-            if (what := script.__name__) in found:
+        for what in found:
+            script = suite if what.startswith("suite_") else SCRIPTS.get(what)
+            if script:
                 for path in texts:
                     put(path, f"{what} {name}", script.markdown(found[what], envs[what]))
     return texts

@@ -102,7 +102,7 @@ class Ladder:
         """torch.matmul with tensor cores: (matmul, a, b, out). Not FP32, no equal of the rest."""
         if self.device == "cpu":
             return {}
-        rows = {"torch.matmul TF32": (_torch_matmul_tf32, self.a, self.b, self.out)}
+        rows = {"torch.matmul TF32": (torch_matmul_tf32, self.a, self.b, self.out)}
         for kind, dtype in {"FP16": torch.float16, "BF16": torch.bfloat16}.items():
             a, b = ([t.to(dtype) for t in ts] for ts in (self.a, self.b))
             rows[f"torch.matmul {kind}"] = (_torch_matmul, a, b, self.out.to(dtype))
@@ -123,7 +123,7 @@ def _torch_matmul(a, b, out):
     torch.matmul(a, b, out=out)
 
 
-def _torch_matmul_tf32(a, b, out):
+def torch_matmul_tf32(a, b, out):
     settings = torch.backends.cuda.matmul
     before, settings.fp32_precision = settings.fp32_precision, "tf32"
     try:
@@ -186,8 +186,7 @@ def measure(
             "tflops": flop / time.median / 1e12,
         }
         row |= found[name]
-        # No tensor core of today does 40 times what the CUDA cores beside it do.
-        limit = limits.ffma if name in contenders else 40 * limits.ffma
+        limit = limits.ffma * (1 if name in contenders else check.TENSOR_CORES)
         check.require_below_peak(row["tflops"], limit / 1e12, name)
         if name in contenders:
             row["pct_cublas"] = 100 * timings[reference].median / time.median

@@ -13,6 +13,7 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -52,6 +53,24 @@ def check_kernel(parser: argparse.ArgumentParser, name: str) -> None:
     """One of the stages, or cublas."""
     if name not in KERNELS:
         parser.error(f"no kernel is called '{name}'; there are {', '.join(KERNELS)}")
+
+
+def names(
+    parser: argparse.ArgumentParser, option: str, given: str, known: Collection[str]
+) -> list[str]:
+    """What is given with commas between, each of them known."""
+    found = given.split(",")
+    for name in found:
+        if name not in known:
+            parser.error(f"{option}: there is no '{name}'; there are {', '.join(known)}")
+    return list(dict.fromkeys(found))
+
+
+def pattern(parser: argparse.ArgumentParser, option: str, given: str) -> re.Pattern:
+    try:
+        return re.compile(given)
+    except re.error as error:
+        parser.error(f"{option}: '{given}' is no regular expression: {error}")
 
 
 def add_device_argument(parser: argparse.ArgumentParser) -> None:
@@ -154,6 +173,12 @@ def write_csv(path: Path, rows: list[dict]) -> None:
             writer.writerow({key: _cell(value) for key, value in row.items()})
 
 
+def write_json(path: Path, rows: list[dict]) -> None:
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(rows, indent=1) + "\n")
+
+
 def _cell(value) -> object:
     if isinstance(value, float):
         return int(value) if value.is_integer() else f"{value:.5g}"  # counts are exact
@@ -216,6 +241,22 @@ def percent(value: float | None) -> str:
 
 def error(value: float | None) -> str:
     return "-" if value is None else f"{value:.2e}"
+
+
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table whose first line is its heading: the first column on the left."""
+    widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
+    put = []
+    for first, *others in table:
+        right = (f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))
+        put.append("  ".join(("", f"{first:{widths[0]}}", *right)))
+    return [put[0], "  " + "-" * (len(put[0]) - 2), *put[1:]]
+
+
+def markdown_table(table: Sequence[Sequence[str]]) -> list[str]:
+    """The same in Markdown."""
+    heading, *lines = (f"| {' | '.join(line)} |" for line in table)
+    return [heading, "|---|" + "--:|" * (len(table[0]) - 1), *lines]
 
 
 def ladder_markdown(rows: list[dict], env: dict) -> str:

@@ -147,23 +147,16 @@ def cells(rows: list[dict], title=report.title) -> list[list[str]]:
 
 
 def text(rows: list[dict]) -> str:
-    heading, *lines = cells(rows)
-    widths = [max(len(cell) for cell in column) for column in zip(heading, *lines, strict=True)]
-    put = []
-    for first, *others in (heading, *lines):
-        right = (f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))
-        put.append("  ".join(("", f"{first:{widths[0]}}", *right)))
-    return "\n".join([put[0], "  " + "-" * (len(put[0]) - 2), *put[1:]])
+    return "\n".join(report.aligned(cells(rows)))
 
 
 def markdown(rows: list[dict], env: dict) -> str:
     """sizes.csv for the documents."""
-    heading, *lines = cells(rows)
-    table = [f"| {' | '.join(heading)} |", "|---|" + "--:|" * (len(heading) - 1)]
-    table += [f"| {' | '.join(line)} |" for line in lines]
-    missing = any("-" in line[1:] for line in lines)
+    table = cells(rows)
+    missing = any("-" in line[1:] for line in table[1:])
     why = " A dash: too slow to be measured at that size." if missing else ""
-    return "\n".join([*table, "", f"Inputs out of cache.{why} {report.describe(env)}."])
+    note = f"Inputs out of cache.{why} {report.describe(env)}."
+    return "\n".join([*report.markdown_table(table), "", note])
 
 
 # ---- the picture ---------------------------------------------------------------------------------

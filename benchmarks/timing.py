@@ -6,10 +6,11 @@ Many launches share a pair of events (as a CUDA graph where they are short), so 
 host nor the events are timed.
 """
 
+import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,9 @@ WARM_SECONDS = 0.05
 SAMPLE_SECONDS = 0.02
 GRAPH_BELOW_SECONDS = 1e-3
 MAX_SETS = 4096
+
+#: Student's t: the one-sided 95 % quantiles for 1, 2, 3, ... degrees of freedom.
+STUDENT = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
 
 #: A contender: called with 0, 1, 2, ...; it picks its inputs by that number and launches once.
 Call = Callable[[int], object]
@@ -49,13 +53,15 @@ def interleaved(
     progress: Callable[[str], None] = lambda name: None,
     period: int = 1,
     warm: float = WARM_SECONDS,
+    sample: float | None = None,
 ) -> dict[str, Timing]:
     """Times each contender `reps` times, in turns. `progress` is told whose turn it is.
 
     `period` is how many sets of inputs the calls take turns with: a batch uses each as often.
-    `warm` is how long a contender runs untimed before each sample on a GPU, in seconds.
+    `warm` is how long a contender runs untimed before each sample on a GPU, in seconds, and
+    `sample` how long a sample takes (default: SAMPLE_SECONDS).
     """
-    batches = {name: _Batch(call, device, period) for name, call in calls.items()}
+    batches = {name: _Batch(call, device, period, sample) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(reps):
         for name, batch in batches.items():
@@ -68,15 +74,16 @@ def interleaved(
 
 
 class _Batch:
-    """So many calls of a contender that a sample takes SAMPLE_SECONDS."""
+    """So many calls of a contender that a sample takes `sample` seconds."""
 
-    def __init__(self, call: Call, device: str, period: int):
+    def __init__(self, call: Call, device: str, period: int, sample: float | None = None):
         self.call, self.device = call, device
+        sample = SAMPLE_SECONDS if sample is None else sample
         self.first, self.graph = 0, None
         self.count = 1
         self._seconds()  # loads the module, allocates, wakes the clock
         self.once = self._seconds()
-        self.count = max(1, min(1000, round(SAMPLE_SECONDS / max(self.once, 1e-7))))
+        self.count = max(1, min(1000, round(sample / max(self.once, 1e-7))))
         if device != "cpu" and self.once < GRAPH_BELOW_SECONDS:
             # Every replay is of the same calls: with fewer than a period they stay in cache.
             self.count = period * max(1, round(self.count / period))
@@ -117,6 +124,14 @@ class _Batch:
         for i in range(self.first, self.first + self.count):
             self.call(i)
         self.first += self.count
+
+
+def upper_bound(ratios: Sequence[float]) -> float:
+    """No more than this, with 95 % confidence, is what these samples of a ratio scatter around."""
+    if len(ratios) < 2:
+        return math.inf
+    t = STUDENT[min(len(ratios) - 1, len(STUDENT)) - 1]  # beyond ten a little too wide
+    return statistics.mean(ratios) + t * statistics.stdev(ratios) / math.sqrt(len(ratios))
 
 
 def synchronize(device: str) -> None:
