@@ -434,7 +434,7 @@ extern "C" __attribute__((visibility("default"))) const char* torch_sgemm_plans(
   const auto add = [&](const sgemm::matmul::Plan& plan) {
     text << "{\"kernel\": \"" << sgemm::matmul::kernel_name(plan) << "\", \"parts\": " << plan.splits
          << ", \"transposed\": " << (plan.transposed ? "true" : "false")
-         << ", \"vector\": " << (plan.vector ? "true" : "false")
+         << ", \"vector\": " << (plan.access == sgemm::matmul::Access::kVector ? "true" : "false")
          << ", \"workspace_bytes\": " << plan.workspace * int64_t{sizeof(float)}
          << ", \"seconds\": " << plan.seconds << ", \"reason\": \"" << plan.reason << "\"}";
   };

@@ -1,8 +1,8 @@
 // Runs the kernels of the product ops on the CPU, without torch, and says what it finds:
 //
-//   executor_matmul METHOD A_BY_K B_BY_K VECTOR
+//   executor_matmul METHOD A_BY_K B_BY_K ACCESS
 //
-// METHOD is a tile ("64x128"), "dot" or "axpy"; the others, 0 or 1, are as in Plan. It prints "right", or the first
+// METHOD is a tile ("64x128"), "dot" or "axpy"; the others are numbers, as in Plan. It prints "right", or the first
 // thing wrong: the executor's error, a result that depends on the schedule, one that is wrong, or an element written
 // that is not the result's. Shapes are around the tile's edges; epilogues, parts of K, batches and layouts of C and
 // out take turns. test_sanitize.py compiles it with sanitizers.
@@ -130,9 +130,10 @@ std::string check(Plan plan, const Case& s, int BK) {
   // The plan's a_by_k is of the problem as it is computed: where it is transposed, of the other operand.
   const bool a_by_rows = plan.transposed ? plan.b_by_k : plan.a_by_k;
   const bool b_by_rows = plan.transposed ? !plan.a_by_k : !plan.b_by_k;
-  const int step = plan.vector ? 1 : 1 + s.M % 2, round = plan.vector ? 4 : 1;
-  const int offset = plan.vector ? 0 : 1 + s.N % 3;
-  Matrices a(s.batch, s.M, s.K, {a_by_rows, step, plan.vector ? 4 : 3, round, s.batch > 1 && s.N % 2 == 0},
+  const bool vector = plan.access == Access::kVector;
+  const int step = plan.access == Access::kStrided ? 1 + s.M % 2 : 1, round = vector ? 4 : 1;
+  const int offset = vector ? 0 : 1 + s.N % 3;
+  Matrices a(s.batch, s.M, s.K, {a_by_rows, step, vector ? 4 : 3, round, s.batch > 1 && s.N % 2 == 0},
              offset);
   Matrices b(s.batch, s.K, s.N, {b_by_rows, step, 0, round, false}, offset);
   const bool one_row = s.c == Addend::kRow || s.c == Addend::kNumber;
@@ -211,9 +212,10 @@ std::string check(Plan plan, const Case& s, int BK) {
   return "";
 }
 
-std::string run(const std::string& method, bool a_by_k, bool b_by_k, bool vector) {
+std::string run(const std::string& method, bool a_by_k, bool b_by_k, Access access) {
   Plan plan{};
-  plan.a_by_k = a_by_k, plan.b_by_k = b_by_k, plan.vector = vector, plan.a_vector = vector && a_by_k;
+  plan.a_by_k = a_by_k, plan.b_by_k = b_by_k, plan.access = access;
+  plan.a_vector = access == Access::kVector && a_by_k;
   int BM = MAX_SKINNY, BN = 128, BK = 128;
   if (method == "dot" || method == "axpy") {
     plan.method = method == "dot" ? Method::kDot : Method::kAxpy;
@@ -254,6 +256,7 @@ std::string run(const std::string& method, bool a_by_k, bool b_by_k, bool vector
                .transposed = turn % 4 == 3,
                .strided_out = turn % 5 == 2};
         Plan p = plan;
+        p.columns = turn % 2 ? 1 : 4, p.sharing = 1 << turn % 4;
         p.transposed = s.transposed;
         if (s.transposed) std::swap(s.M, s.N);
         std::string wrong;
@@ -277,5 +280,6 @@ std::string run(const std::string& method, bool a_by_k, bool b_by_k, bool vector
 
 int main(int argc, char** argv) {
   if (argc != 5) return 2;
-  std::printf("%s\n", run(argv[1], std::atoi(argv[2]), std::atoi(argv[3]), std::atoi(argv[4])).c_str());
+  std::printf("%s\n",
+              run(argv[1], std::atoi(argv[2]), std::atoi(argv[3]), Access(std::atoi(argv[4]))).c_str());
 }

@@ -8,27 +8,38 @@ namespace sgemm::matmul {
 
 namespace {
 
-constexpr int THREADS = 256;
 constexpr int64_t MAX_BATCH = 65535;  // of a grid's z
 
-// Adds the parts of K up, in order; then alpha, beta and C are due. parts[part][row][col], rows N long.
+constexpr int ADDERS = 8;  // warps, which share the parts of the same elements
+constexpr int THREADS = ADDERS * WARP;
+
+// Adds the parts of K up, always in the same order; then alpha, beta and C are due. A lane takes four neighbours of a
+// row. parts[part][row][col], rows N long.
+template <bool VECTOR>
 __global__ __launch_bounds__(THREADS) void add_parts(Arguments g, const float* parts, int64_t parts_batch,
                                                      int64_t parts_split, int splits) {
-  const int chunks = (g.N + 3) / 4, n = blockIdx.x * THREADS + threadIdx.x;
-  const int row = n / chunks, col = n % chunks * 4;
-  if (row >= g.M) return;
+  alignas(16) __shared__ float sums[ADDERS][WARP][4];
+  const int adder = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+  const int chunks = (g.N + 3) / 4, n = blockIdx.x * WARP + lane;
+  const int row = n / chunks, col = n % chunks * 4, valid = row < g.M ? g.N - col : 0;
   const Part part = part_of(g);
   const float* from = parts + blockIdx.z * parts_batch + int64_t{row} * g.N + col;
   float sum[4] = {};
-  for (int s = 0; s < splits; ++s, from += parts_split) {
-    float values[4] = {};
-    if (g.N % 4 == 0) {
-      copy4(values, from);
+#pragma unroll 4
+  for (int s = adder; s < splits; s += ADDERS) {
+    float values[4];
+    if (VECTOR && valid > 0) {
+      copy4(values, from + s * parts_split);
     } else {
-      for (int j = 0; j < 4 && col + j < g.N; ++j) values[j] = from[j];
+      for (int j = 0; j < 4; ++j) values[j] = j < valid ? from[s * parts_split + j] : 0.0f;
     }
     for (int j = 0; j < 4; ++j) sum[j] += values[j];
   }
+  copy4(sums[adder][lane], sum);
+  __syncthreads();  // every adder's sums are there
+  if (adder != 0 || valid <= 0) return;
+  for (int other = 1; other < ADDERS; ++other)
+    for (int j = 0; j < 4; ++j) sum[j] += sums[other][lane][j];
   store4(g, part, row, col, sum);
 }
 
@@ -43,7 +54,7 @@ cudaError_t launch_method(const Arguments& g, const Plan& plan, dim3 grid, cudaS
   grid.x = static_cast<unsigned>(ceil_div(g.M, tile.BM) * ceil_div(g.N, tile.BN));
   int index = 0;
 #define SGEMM_LAUNCH_TILE(name) \
-  if (plan.tile == index++) return tiled_##name(g, plan.a_by_k, plan.b_by_k, plan.vector, grid, stream);
+  if (plan.tile == index++) return tiled_##name(g, plan.a_by_k, plan.b_by_k, plan.access, grid, stream);
   SGEMM_TILES(SGEMM_LAUNCH_TILE)
 #undef SGEMM_LAUNCH_TILE
   return cudaErrorInvalidValue;
@@ -85,10 +96,11 @@ cudaError_t launch(const Plan& plan, const Problem& problem, float* workspace, c
     parts.vector_out = p.N % 4 == 0;
     if (const cudaError_t error = launch_method(parts, plan, grid, stream); error != cudaSuccess)
       return error;
-    const dim3 blocks(static_cast<unsigned>(ceil_div(p.M * ceil_div(p.N, 4), THREADS)), 1,
+    const dim3 blocks(static_cast<unsigned>(ceil_div(p.M * ceil_div(p.N, 4), WARP)), 1,
                       static_cast<unsigned>(batch));
-    const cudaError_t error = launch_kernel(add_parts, blocks, dim3(THREADS), stream, g, workspace,
-                                            parts.out.batch, parts.out_split, plan.splits);
+    const cudaError_t error =
+        launch_kernel(parts.vector_out ? add_parts<true> : add_parts<false>, blocks, dim3(THREADS), stream, g,
+                      workspace, parts.out.batch, parts.out_split, plan.splits);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

@@ -12,7 +12,10 @@ namespace {
 // What the model knows of a device. Measured on an H200; only ratios matter for the choice.
 constexpr double FLOPS_PER_SM = 65.1e12 / 132;  // the multiply-adds' peak
 constexpr double BYTES = 3.9e12;                // of memory, a second
-constexpr double LAUNCH = 3e-6;                 // a kernel that does nothing
+constexpr double LAUNCH = 1.5e-6;               // a kernel that does nothing
+constexpr double REDUCTION = 2.5e-6;            // one more kernel, which adds parts up
+constexpr double PER_PART = 0.02e-6;            // that each part takes there
+constexpr double LATENCY = 1.1e-6;              // of memory
 constexpr double FILL = 1.2e-6;                 // a block's first tile and its last stores
 constexpr double PER_K_TILE = 0.25e-6;          // that one K tile takes at least, however small
 
@@ -25,21 +28,21 @@ bool by_k(int64_t stride_k, int64_t k, int64_t stride_x, int64_t x) {
   return along_k ? k > 1 : std::abs(stride_k) <= std::abs(stride_x);
 }
 
-// Whether all chunks of four of an operand begin at multiples of 16 bytes.
-bool aligned(const void* data, int64_t chunk_stride, int64_t chunk_extent, int64_t line_stride, int64_t lines,
-             int64_t batch_stride, int64_t batch) {
-  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && (chunk_stride == 1 || chunk_extent == 1) &&
-         (lines == 1 || line_stride % 4 == 0) && (batch == 1 || batch_stride % 4 == 0);
-}
-
 struct Layout {
-  bool by_k, aligned;
+  bool by_k;
+  Access access;
 };
 
+// x is an operand's other dimension than k.
 Layout layout_of(const Operand& o, int64_t stride_x, int64_t x, int64_t stride_k, int64_t k, int64_t batch) {
-  const bool along_k = by_k(stride_k, k, stride_x, x);
-  return {along_k, along_k ? aligned(o.data, stride_k, k, stride_x, x, o.batch, batch)
-                           : aligned(o.data, stride_x, x, stride_k, k, o.batch, batch)};
+  Layout found{by_k(stride_k, k, stride_x, x), Access::kStrided};
+  const int64_t neighbours = found.by_k ? k : x, lines = found.by_k ? x : k;
+  if ((found.by_k ? stride_k : stride_x) != 1 && neighbours != 1) return found;
+  const int64_t line = found.by_k ? stride_x : stride_k;
+  const bool aligned = reinterpret_cast<uintptr_t>(o.data) % 16 == 0 && (lines == 1 || line % 4 == 0) &&
+                       (batch == 1 || o.batch % 4 == 0);
+  found.access = aligned ? Access::kVector : Access::kAdjacent;
+  return found;
 }
 
 double bytes_of(const Problem& p) {
@@ -50,7 +53,7 @@ double bytes_of(const Problem& p) {
 double reduction(const Problem& p, int splits) {
   if (splits == 1) return 0;
   const double bytes = 4.0 * p.batch * p.M * p.N * (splits + 1);
-  return LAUNCH + 2 * bytes / BYTES;
+  return REDUCTION + splits * PER_PART + 2 * bytes / BYTES;
 }
 
 // A part of K is a whole number of the tile's BK; the number of parts follows.
@@ -68,8 +71,8 @@ double tiled_seconds(const Problem& p, const Plan& plan, const Device& device) {
   const double blocks =
       double(ceil_div(p.M, tile.BM)) * ceil_div(p.N, tile.BN) * p.batch * double(plan.splits);
   const double k_tiles = std::max<double>(1, ceil_div(std::min<int64_t>(plan.split_k, p.K), tile.BK));
-  const double rate = FLOPS_PER_SM * tile.share * (plan.vector ? 1 : 0.85);  // of one multiprocessor
-  const double flop = 2.0 * tile.BM * tile.BN * tile.BK * k_tiles;           // of one block
+  const double rate = FLOPS_PER_SM * tile.share * (plan.access == Access::kVector ? 1 : 0.85);
+  const double flop = 2.0 * tile.BM * tile.BN * tile.BK * k_tiles;  // of one block
   const double slots = double(device.sms) * tile.blocks;
   const double waves = std::floor(blocks / slots);
   const double left = std::ceil((blocks - waves * slots) / device.sms);  // blocks beside each other, at last
@@ -83,12 +86,28 @@ double tiled_seconds(const Problem& p, const Plan& plan, const Device& device) {
 }
 
 double skinny_seconds(const Problem& p, const Plan& plan, const Device& device) {
-  // Eight warps to a block, of which each has some 2 KiB on the way; latency is about a microsecond.
-  const int64_t columns = plan.method == Method::kAxpy ? 128 : 8;
-  const double blocks = double(ceil_div(p.N, columns)) * p.batch * plan.splits;
-  const double in_flight = std::min(blocks / device.sms, 6.0) * 16e3 * std::min<double>(device.sms, blocks);
-  const double rate = std::min(BYTES, in_flight / 1e-6) * (plan.vector ? 1 : 0.5);
-  return LAUNCH + FILL + bytes_of(p) / rate + reduction(p, plan.splits);
+  const double parts = double(p.batch) * plan.splits;
+  const double warps = parts * (plan.method == Method::kDot ? ceil_div(p.N, plan.columns) * plan.sharing
+                                                            : ceil_div(p.N, 128) * SKINNY_WARPS);
+  // Chunks of 16 bytes that each lane has on their way.
+  const double chunks = plan.method == Method::kAxpy ? 4
+                        : p.M * plan.columns <= 4    ? 2 * plan.columns
+                                                     : plan.columns;
+  const double in_flight = std::min(warps, 16.0 * device.sms) * chunks * 512;
+  const double rate = std::min(BYTES, in_flight / LATENCY) * (plan.access == Access::kVector ? 1 : 0.5);
+  const double compute = 2.0 * p.batch * p.M * p.N * p.K / (0.4 * FLOPS_PER_SM * device.sms);
+  return LAUNCH + FILL + std::max(bytes_of(p) / rate, compute) + reduction(p, plan.splits);
+}
+
+// How kDot's warps share the columns: several columns a warp read the same elements of A once, but few columns want
+// many warps.
+void share(Plan& plan, const Problem& p, const Device& device) {
+  const int64_t parts = p.batch * plan.splits, wanted = int64_t{16} * device.sms;  // warps
+  constexpr int MOST = 4;
+  plan.columns = ceil_div(p.N, MOST) * SKINNY_WARPS * parts >= 2 * wanted ? MOST : 1;
+  plan.sharing = SKINNY_WARPS;
+  while (plan.sharing > 1 && ceil_div(p.N, plan.columns) * parts * (plan.sharing / 2) >= wanted)
+    plan.sharing /= 2;
 }
 
 std::string percent(double part) {
@@ -111,7 +130,8 @@ void explain(Plan& plan, const Problem& p, const Device& device) {
          << " of the bytes, the larger operand, once";
     if (plan.splits > 1) text << ", K in " << plan.splits << " parts to keep enough of it on the way";
   }
-  if (!plan.vector) text << "; elements one by one, as an operand is unaligned or has no adjacent ones";
+  if (plan.access != Access::kVector)
+    text << "; elements one by one, as an operand is unaligned or has no adjacent ones";
   if (plan.transposed) text << "; rows and columns exchanged";
   plan.reason = text.str();
 }
@@ -136,19 +156,21 @@ struct Asked {
 
 std::optional<Plan> plan_of(const Asked& asked, Method method, int tile, int parts, const Device& device) {
   const Problem& p = asked.problem;
-  const bool tiled = method == Method::kTiled, both = asked.a.aligned && asked.b.aligned;
-  if (tiled ? !both && !TILES[tile].ragged : p.M > MAX_SKINNY || asked.b.by_k != (method == Method::kDot))
+  const bool tiled = method == Method::kTiled;
+  const Access access = tiled ? std::max(asked.a.access, asked.b.access) : asked.b.access;
+  if (tiled ? access > TILES[tile].least : p.M > MAX_SKINNY || asked.b.by_k != (method == Method::kDot))
     return {};
   Plan plan{.method = method,
             .tile = tile,
             .transposed = asked.transposed,
             .a_by_k = asked.a.by_k,
             .b_by_k = asked.b.by_k,
-            .vector = tiled ? both : asked.b.aligned,
-            .a_vector = asked.a.by_k && asked.a.aligned};
+            .access = access,
+            .a_vector = asked.a.by_k && asked.a.access == Access::kVector};
   split(plan, p, parts, tiled ? TILES[tile].BK : 128);
   // The parts are added up by threads that are counted in 31 bits.
   if (plan.splits > 1 && (plan.workspace > device.max_workspace || p.M * p.N > INT32_MAX / 2)) return {};
+  if (method == Method::kDot) share(plan, p, device);
   plan.seconds = tiled ? tiled_seconds(p, plan, device) : skinny_seconds(p, plan, device);
   return plan;
 }

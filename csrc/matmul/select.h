@@ -18,37 +18,46 @@ struct Device {
 // kAxpy:  few rows of C, B's rows are adjacent along n: as fast as B can be read.
 enum class Method { kTiled, kDot, kAxpy };
 
+// How operands' elements are moved. kVector: chunks of four neighbours, 16 aligned bytes. kAdjacent: neighbours
+// one by one. kStrided: one by one, any stride apart.
+enum class Access { kVector, kAdjacent, kStrided };
+
 // A block tile, and what it is known to reach.
 struct TileInfo {
   const char* name;
   int BM, BN, BK;
   int threads, blocks;  // of a block; on a multiprocessor together
-  bool ragged;          // whether there are kernels that move single elements
+  Access least;         // what its kernels can do with the least
   double share;         // of the multiply-adds' peak, where the GPU is full of blocks
 };
 
 // In the order of their kernels. The first is the fastest where there is enough to do.
 inline constexpr TileInfo TILES[] = {
-    {"128x256", 128, 256, 16, 256, 1, false, 0.78}, {"64x128", 64, 128, 16, 128, 3, true, 0.72},
-    {"64x64", 64, 64, 16, 128, 5, true, 0.58},      {"32x128", 32, 128, 16, 128, 5, true, 0.55},
-    {"128x32", 128, 32, 16, 128, 5, true, 0.55},
+    {"128x256", 128, 256, 16, 256, 1, Access::kVector, 0.78},
+    {"64x128", 64, 128, 16, 128, 3, Access::kAdjacent, 0.72},
+    {"64x64", 64, 64, 16, 128, 5, Access::kStrided, 0.58},
+    {"32x128", 32, 128, 16, 128, 5, Access::kAdjacent, 0.55},
+    {"128x32", 128, 32, 16, 128, 5, Access::kAdjacent, 0.55},
+    {"32x32", 32, 32, 16, 64, 10, Access::kAdjacent, 0.45},
 };
 
 // Rows of C that the skinny kernels take at most.
 inline constexpr int MAX_SKINNY = 8;
+inline constexpr int SKINNY_WARPS = 8;  // of their blocks
 
 struct Plan {
   Method method;
-  int tile;             // of TILES, for kTiled
-  bool transposed;      // computes out^T = B^T @ A^T
-  bool a_by_k, b_by_k;  // what an operand's chunks of four run along: k, or m (A) and n (B)
-  bool vector;          // chunks move at once: they are adjacent and aligned (for a skinny kernel: B's)
-  bool a_vector;        // for a skinny kernel: A's chunks along k are
-  int splits;           // parts of K, each computed apart, then added up in order
-  int64_t split_k;      // the length of a part, but for the last
-  int64_t workspace;    // floats: the parts' results, if there are more than one
-  double seconds;       // as predicted
-  std::string reason;   // in words
+  int tile;              // of TILES, for kTiled
+  bool transposed;       // computes out^T = B^T @ A^T
+  bool a_by_k, b_by_k;   // what an operand's chunks of four run along: k, or m (A) and n (B)
+  Access access;         // of both operands; for a skinny kernel, of B
+  bool a_vector;         // for a skinny kernel: whether A's chunks along k are 16 aligned bytes
+  int columns, sharing;  // for kDot: of a warp; warps that share them, and take turns along k
+  int splits;            // parts of K, each computed apart, then added up in order
+  int64_t split_k;       // the length of a part, but for the last
+  int64_t workspace;     // floats: the parts' results, if there are more than one
+  double seconds;        // as predicted
+  std::string reason;    // in words
 };
 
 // "64x128", "dot": the plan's kernel.

@@ -3,10 +3,10 @@
 
 namespace sgemm::matmul {
 
-cudaError_t tiled_128x256(const Arguments& g, bool a_by_k, bool b_by_k, bool vector, dim3 grid,
+cudaError_t tiled_128x256(const Arguments& g, bool a_by_k, bool b_by_k, Access access, dim3 grid,
                           cudaStream_t stream) {
-  return launch_tiled<Tile<128, 256, 16, 64, 64, 8, 16, 0, 1>, false>(g, a_by_k, b_by_k, vector, grid,
-                                                                      stream);
+  return launch_tiled<Tile<128, 256, 16, 64, 64, 8, 16, 1>, Access::kVector>(g, a_by_k, b_by_k, access, grid,
+                                                                             stream);
 }
 
 }  // namespace sgemm::matmul

@@ -3,9 +3,10 @@
 
 namespace sgemm::matmul {
 
-cudaError_t tiled_128x32(const Arguments& g, bool a_by_k, bool b_by_k, bool vector, dim3 grid,
+cudaError_t tiled_128x32(const Arguments& g, bool a_by_k, bool b_by_k, Access access, dim3 grid,
                          cudaStream_t stream) {
-  return launch_tiled<Tile<128, 32, 16, 64, 16, 8, 4, 4, 5>, true>(g, a_by_k, b_by_k, vector, grid, stream);
+  return launch_tiled<Tile<128, 32, 16, 64, 16, 8, 4, 5>, Access::kAdjacent>(g, a_by_k, b_by_k, access, grid,
+                                                                             stream);
 }
 
 }  // namespace sgemm::matmul

@@ -3,9 +3,10 @@
 
 namespace sgemm::matmul {
 
-cudaError_t tiled_64x128(const Arguments& g, bool a_by_k, bool b_by_k, bool vector, dim3 grid,
+cudaError_t tiled_64x128(const Arguments& g, bool a_by_k, bool b_by_k, Access access, dim3 grid,
                          cudaStream_t stream) {
-  return launch_tiled<Tile<64, 128, 16, 32, 64, 8, 8, 4, 3>, true>(g, a_by_k, b_by_k, vector, grid, stream);
+  return launch_tiled<Tile<64, 128, 16, 32, 64, 8, 8, 3>, Access::kAdjacent>(g, a_by_k, b_by_k, access, grid,
+                                                                             stream);
 }
 
 }  // namespace sgemm::matmul

@@ -7,7 +7,7 @@ namespace sgemm::matmul {
 
 namespace {
 
-constexpr int WARPS = 8, THREADS = WARPS * WARP;
+constexpr int WARPS = SKINNY_WARPS, THREADS = WARPS * WARP;
 
 // Four elements of a line, of which `valid` exist. vector: they are neighbours, and aligned.
 __device__ __forceinline__ void load_chunk(bool vector, float* to, const float* from, int64_t stride,
@@ -114,23 +114,19 @@ __global__ __launch_bounds__(THREADS) void axpy(Arguments g) {
 template <int ROWS>
 cudaError_t launch_rows(const Arguments& g, const Plan& plan, dim3 grid, cudaStream_t stream) {
   const dim3 block(THREADS);
+  const bool vector = plan.access == Access::kVector;
   if (plan.method == Method::kAxpy) {
     grid.x = static_cast<unsigned>(ceil_div(g.N, WARP * 4));
-    return launch_kernel(plan.vector ? axpy<ROWS, true> : axpy<ROWS, false>, grid, block, stream, g);
+    return launch_kernel(vector ? axpy<ROWS, true> : axpy<ROWS, false>, grid, block, stream, g);
   }
-  // Several columns a warp read the same elements of A once; but few columns want many warps.
-  constexpr int COLUMNS = 4;
-  const int64_t wanted = 1024;  // warps, to fill a GPU
-  const bool wide = ceil_div(g.N, COLUMNS) * grid.y * grid.z >= wanted / WARPS;
-  const int64_t groups = wide ? ceil_div(g.N, COLUMNS) : g.N;
-  int sharing = WARPS;
-  while (sharing > 1 && groups * grid.y * grid.z * (sharing / 2) >= 2 * wanted) sharing /= 2;
-  grid.x = static_cast<unsigned>(ceil_div(groups, WARPS / sharing));
+  grid.x = static_cast<unsigned>(ceil_div(g.N, WARPS / plan.sharing * plan.columns));
   const auto start = [&](auto kernel) {
-    return launch_kernel(kernel, grid, block, stream, g, sharing, plan.a_vector);
+    return launch_kernel(kernel, grid, block, stream, g, plan.sharing, plan.a_vector);
   };
-  if (wide) return start(plan.vector ? dot<ROWS, COLUMNS, true> : dot<ROWS, COLUMNS, false>);
-  return start(plan.vector ? dot<ROWS, 1, true> : dot<ROWS, 1, false>);
+  constexpr int COLUMNS = 4;
+  if (plan.columns == COLUMNS) return start(vector ? dot<ROWS, COLUMNS, true> : dot<ROWS, COLUMNS, false>);
+  if (plan.columns == 1) return start(vector ? dot<ROWS, 1, true> : dot<ROWS, 1, false>);
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace

@@ -1,0 +1,12 @@
+#include "tiled.cuh"
+#include "tiles.h"
+
+namespace sgemm::matmul {
+
+cudaError_t tiled_32x32(const Arguments& g, bool a_by_k, bool b_by_k, Access access, dim3 grid,
+                        cudaStream_t stream) {
+  return launch_tiled<Tile<32, 32, 16, 32, 16, 4, 4, 10>, Access::kAdjacent>(g, a_by_k, b_by_k, access, grid,
+                                                                             stream);
+}
+
+}  // namespace sgemm::matmul
