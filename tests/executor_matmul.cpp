@@ -237,26 +237,28 @@ std::string run(const std::string& method, bool a_by_k, bool b_by_k, Access acce
       skinny ? std::vector<int>{1, 5, 300, 1030} : std::vector<int>{1, BK - 3, BK, 3 * BK + 2};
   const Addend addends[] = {Addend::kNone,   Addend::kWhole,  Addend::kRow,
                             Addend::kColumn, Addend::kNumber, Addend::kOut};
-  int turn = 0;
+  uint32_t seed = 1;
+  const auto one_of = [&](int choices) {
+    return static_cast<int>((seed = seed * 1664525 + 1013904223) >> 16) % choices;
+  };
   for (size_t m = 0; m < Ms.size(); ++m)
     for (size_t n = 0; n < Ns.size(); ++n)
       for (size_t k = 0; k < Ks.size(); ++k) {
         if (!skinny && BM * BN > 4096 && (m + n + k) % 4 != 0)
           continue;  // a Latin square: each pair of sizes
         if (skinny && (m + n + k) % 2 != 0) continue;
-        ++turn;
-        Case s{.batch = turn % 3 == 0 ? 2 : 1,
+        Case s{.batch = 1 + one_of(2),
                .M = Ms[m],
                .N = Ns[n],
                .K = Ks[k],
-               .parts = turn % 2 == 0 ? 1 : 3,
-               .c = addends[turn % 6],
-               .alpha = turn % 5 == 0 ? 0.5f : 1.0f,
-               .beta = turn % 6 == 0 ? 0.0f : -0.75f,
-               .transposed = turn % 4 == 3,
-               .strided_out = turn % 5 == 2};
+               .parts = one_of(2) ? 1 : 2 + one_of(9),
+               .c = addends[one_of(6)],
+               .alpha = one_of(2) ? 0.5f : 1.0f,
+               .beta = -0.75f,
+               .transposed = one_of(3) == 0,
+               .strided_out = one_of(3) == 0};
         Plan p = plan;
-        p.columns = turn % 2 ? 1 : 4, p.sharing = 1 << turn % 4;
+        p.columns = one_of(2) ? 1 : 4, p.sharing = 1 << one_of(4);
         p.transposed = s.transposed;
         if (s.transposed) std::swap(s.M, s.N);
         std::string wrong;

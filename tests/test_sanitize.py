@@ -23,6 +23,7 @@ import report
 H200 = report.RESULTS / "nvidia-h200"
 TESTS = Path(__file__).parent
 CSRC = TESTS.parent / "csrc"
+MATMUL = CSRC / "matmul"
 ASYNC = TESTS / "stage_async_copy.cu"
 SOURCES = [*sorted((CSRC / "stages").glob("*.cu")), ASYNC]
 HARNESS = [TESTS / "executor_stage.cpp"] + [
@@ -113,6 +114,109 @@ def test_edges(source, program):
     that are not: nothing is read or written out of bounds, four schedules give the same bits, and
     those are right."""
     assert run(program, name(source), "edges", *tile(source)) == "right\n"
+
+
+# ---- nor are the product ops' kernels ------------------------------------------------------------
+
+#: A tile and what its kernels move with the least: 0 chunks, 1 neighbours, 2 any elements.
+TILES = {
+    found[1]: ["kVector", "kAdjacent", "kStrided"].index(found[2])
+    for found in re.finditer(r'{"(\w+)", \d+, .*Access::(\w+), ', (MATMUL / "select.h").read_text())
+}
+KERNELS = [
+    *(
+        (tile, a, b, access)
+        for tile, least in TILES.items()
+        for a in (0, 1)
+        for b in (0, 1)
+        for access in range(least + 1)
+    ),
+    *(
+        (method, a, b, access)
+        for method, b in (("dot", 1), ("axpy", 0))
+        for a in (0, 1)
+        for access in (0, 1, 2)
+    ),
+]
+
+
+@pytest.fixture(scope="session")
+def matmul_objects(tmp_path_factory):
+    """{source: its object file}"""
+    folder = tmp_path_factory.mktemp("sanitize_matmul")
+    sources = [
+        *(TESTS / "executor_matmul.cpp", CSRC / "host" / "simt.cpp", CSRC / "host" / "sectors.cpp"),
+        *sorted(MATMUL.glob("**/*.cu")),
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        objects = pool.map(lambda source: compile_stage(source, folder), sources)
+        return dict(zip(sources, objects, strict=True))
+
+
+@pytest.fixture(scope="session")
+def matmul_program(matmul_objects):
+    objects = matmul_objects.values()
+    return link(next(iter(objects)).parent / "executor_matmul", objects)
+
+
+def test_every_tile_is_known():
+    assert TILES == {
+        **{"128x256": 0, "64x128": 1, "64x64": 2, "32x128": 1, "128x32": 1, "32x32": 1}
+    }
+
+
+@needs_gxx
+@pytest.mark.parametrize(("kernel", "a", "b", "access"), KERNELS)
+def test_product_kernels(matmul_program, kernel, a, b, access):
+    """Each layout and access, at sizes around the tile's, with K in parts, batches, every kind of
+    addend and out: nothing is read or written out of bounds, four schedules give the same bits, and
+    those are right."""
+    assert run(matmul_program, kernel, a, b, access) == "right\n"
+
+
+BARRIER = (
+    "    __syncthreads();  // everybody's loads have landed, and nobody reads the other stage\n"
+)
+TILE = "ieee/tile_64x64.cu"
+
+#: What is broken: the file with the mistake, old and new, the file to compile, and the report.
+BROKEN_PRODUCTS = {
+    "no barrier": ("ieee/tiled.cuh", BARRIER, "", TILE, "schedules differ"),
+    "no wait": ("ieee/tiled.cuh", "    copy_wait<0>();\n", "", TILE, "cp.async in flight"),
+    "one element too many of a line": (
+        *("ieee/tiled.cuh", "x_left_(extent - x -", "x_left_(1 + extent - x -"),
+        *(TILE, "AddressSanitizer"),
+    ),
+    "a column beyond the last": (
+        *("kernel.cuh", "if (col + j < g.N) out[", "if (col + j <= g.N) out["),
+        *(TILE, "that is not the result"),
+    ),
+    "a part forgotten": (
+        *("launch.cu", "int s = adder;", "int s = adder + ADDERS;"),
+        *("launch.cu", "wrong at"),
+    ),
+    "a row taken for another": (
+        *("ieee/tiled.cuh", "(swizzle(k) & ~FOURS)", "(swizzle(k + 4) & ~FOURS)"),
+        *(TILE, "wrong at"),
+    ),
+}
+
+
+@needs_gxx
+@pytest.mark.parametrize("mistake", BROKEN_PRODUCTS)
+def test_a_broken_product_kernel_is_reported(mistake, matmul_objects, tmp_path):
+    file, old, new, compiled, expected = BROKEN_PRODUCTS[mistake]
+    shutil.copytree(CSRC, tmp_path / "csrc")
+    broken = tmp_path / "csrc" / "matmul" / file
+    assert old in broken.read_text()
+    broken.write_text(broken.read_text().replace(old, new))
+    recompiled = compile_stage(tmp_path / "csrc" / "matmul" / compiled, tmp_path)
+    objects = {**matmul_objects, MATMUL / compiled: recompiled}
+    program = link(tmp_path / "broken", objects.values())
+    found = [
+        run(program, "64x64", a, b, access) for a in (0, 1) for b in (0, 1) for access in (0, 1)
+    ]
+    assert any(expected in text for text in found), found
 
 
 # ---- broken stages are not ----------------------------------------------------------------------

@@ -71,7 +71,7 @@ double tiled_seconds(const Problem& p, const Plan& plan, const Device& device) {
   const double blocks =
       double(ceil_div(p.M, tile.BM)) * ceil_div(p.N, tile.BN) * p.batch * double(plan.splits);
   const double k_tiles = std::max<double>(1, ceil_div(std::min<int64_t>(plan.split_k, p.K), tile.BK));
-  const double rate = FLOPS_PER_SM * tile.share * (plan.access == Access::kVector ? 1 : 0.85);
+  const double rate = FLOPS_PER_SM * tile.share * (plan.access == Access::kVector ? 1 : 0.75);
   const double flop = 2.0 * tile.BM * tile.BN * tile.BK * k_tiles;  // of one block
   const double slots = double(device.sms) * tile.blocks;
   const double waves = std::floor(blocks / slots);
