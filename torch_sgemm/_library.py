@@ -44,3 +44,16 @@ def _load() -> tuple[str, tuple[str, ...]]:
 
 
 VERSION, STAGES = _load()
+
+
+def check_devices(**tensors: torch.Tensor | None) -> None:
+    """For fakes: a meta tensor among real ones gets there; its result would be made of nothing."""
+    (first, a), *others = tensors.items()
+    for name, t in others:
+        torch._check(
+            t is None or t.device == a.device,
+            lambda name=name, t=t: (
+                f"all tensors must be on the same device, but {first} is on {a.device} and {name} "
+                f"is on {t.device}"
+            ),
+        )

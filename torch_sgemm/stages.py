@@ -48,7 +48,7 @@ Raises:
 
 
 def _fake(a, b, c=None, *, alpha=1.0, beta=0.0):
-    _check_devices(a, b=b, c=c)
+    _library.check_devices(a=a, b=b, c=c)
     torch._check(
         a.dim() == 2 and b.dim() == 2,
         lambda: f"a and b must be matrices, got {a.dim()}-D and {b.dim()}-D",
@@ -64,23 +64,11 @@ def _fake(a, b, c=None, *, alpha=1.0, beta=0.0):
 
 def _fake_out(a, b, c=None, *, alpha=1.0, beta=0.0, out):
     expected = _fake(a, b, c).shape
-    _check_devices(a, out=out)
+    _library.check_devices(a=a, out=out)
     torch._check(
         out.shape == expected,
         lambda: f"out must have shape {tuple(expected)}, got {tuple(out.shape)}",
     )
-
-
-def _check_devices(a, **others):
-    """A meta tensor among real ones gets here: without this the result would be made of nothing."""
-    for name, t in others.items():
-        torch._check(
-            t is None or t.device == a.device,
-            lambda name=name, t=t: (
-                f"all tensors must be on the same device, but a is on {a.device} and {name} is on "
-                f"{t.device}"
-            ),
-        )
 
 
 def _wrapper(name: str, kernel: str) -> StageOp:
@@ -110,7 +98,7 @@ _lib = torch.library.Library("sgemm", "FRAGMENT")
 for _name in (*_library.STAGES, "cublas"):
     torch.library.register_fake(f"sgemm::{_name}", _fake, lib=_lib)
     torch.library.register_fake(f"sgemm::{_name}.out", _fake_out, lib=_lib)
-    _autograd.register(_lib, _name)
+    _autograd.register_stage(_lib, _name)
 
 #: The stages in the order of the ladder, by name. ``STAGES["stage3"](a, b)`` is
 #: ``torch.ops.sgemm.stage3(a, b)`` with an ``out`` argument, a type and a docstring.
