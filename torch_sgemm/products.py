@@ -56,7 +56,8 @@ def _baddbmm_cpu(input, batch1, batch2, *, beta=1.0, alpha=1.0, precision="auto"
 
 def _linear_cpu(input, weight, bias=None, *, precision="auto"):
     _checked(precision, input=input, weight=weight, bias=bias)
-    return F.linear(input, weight, bias)
+    _linear_fake(input, weight, bias)  # says what is wrong
+    return F.linear(input, weight, None if bias is None else bias.expand(weight.shape[0]))
 
 
 def _out_cpu(compute):
@@ -121,7 +122,9 @@ def _baddbmm_fake(input, batch1, batch2, *, beta=1.0, alpha=1.0, precision="auto
 
 def _linear_fake(input, weight, bias=None, *, precision="auto"):
     _library.check_devices(input=input, weight=weight, bias=bias)
-    torch._check(input.dim() >= 1, lambda: "input must have at least one dimension, got a 0-D one")
+    torch._check(
+        input.dim() >= 1, lambda: "input must have at least one dimension, got a 0-D tensor"
+    )
     torch._check(
         weight.dim() == 2, lambda: f"weight must be a matrix, got a {weight.dim()}-D tensor"
     )
@@ -131,6 +134,12 @@ def _linear_fake(input, weight, bias=None, *, precision="auto"):
             f"mat1 and mat2 shapes cannot be multiplied ({math.prod(input.shape[:-1])}x"
             f"{input.shape[-1]} and {weight.shape[1]}x{weight.shape[0]})"
         ),
+    )
+    torch._check(
+        bias is None
+        or bias.dim() == 0
+        or (bias.dim() == 1 and bias.shape[0] in (1, weight.shape[0])),
+        lambda: f"bias must have shape ({weight.shape[0]},), got {tuple(bias.shape)}",
     )
     return input.new_empty(*input.shape[:-1], weight.shape[0])
 
