@@ -89,6 +89,7 @@ gpu-bench: need-gpu
 	$(PYTHON) benchmarks/sizes.py --save
 	$(PYTHON) benchmarks/suite.py --save
 	$(PYTHON) benchmarks/accuracy.py --save
+	$(PYTHON) benchmarks/host_cost.py --save
 	$(PYTHON) benchmarks/documents.py
 
 help:

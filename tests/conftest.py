@@ -10,6 +10,8 @@ import torch
 # An installed wheel comes first; without one the library that is built in place is tested.
 sys.path.append(str(Path(__file__).parents[1]))
 
+from adapters import PRODUCTS
+
 from torch_sgemm import STAGES
 
 
@@ -29,8 +31,9 @@ def device(request) -> str:
 
 @pytest.fixture(params=list(STAGES))
 def stage(request):
-    """stage(a, b, c=None, *, alpha, beta, out=None); its __name__ is the op's."""
-    return STAGES[request.param]
+    """stage(a, b, c=None, *, alpha, beta, out=None); its __name__ is the op's. Tests may ask for a
+    product op in its place."""
+    return (dict(STAGES) | PRODUCTS)[request.param]
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,9 @@ from torch.utils.checkpoint import checkpoint
 from torch_sgemm import STAGES
 
 # The derivatives are one piece of code for all stages: the costly matrix takes two of them.
-two_stages = pytest.mark.parametrize("stage", ["stage0", "stage3"], indirect=True)
+TWO = ["stage0", "stage3"]
+two_stages = pytest.mark.parametrize("stage", TWO, indirect=True)
+products_too = pytest.mark.parametrize("stage", [*TWO, "mm", "bmm", "linear"], indirect=True)
 exactly = {"eps": 1.0, "atol": 1e-6, "rtol": 0.0}
 pytestmark = pytest.mark.filterwarnings("ignore:.*not a double precision floating point")
 
@@ -67,7 +69,7 @@ class CountOps(TorchDispatchMode):
 # ---- reverse and forward mode --------------------------------------------------------------------
 
 
-@two_stages
+@products_too
 @pytest.mark.parametrize("requires", SUBSETS)
 def test_gradcheck_of_each_subset(stage, requires):
     """B76: a gradient is dropped; B77: the second derivative is wrong."""
@@ -88,7 +90,7 @@ def test_gradcheck_of_each_subset(stage, requires):
     assert gradgradcheck(op, inputs, upstream, check_fwd_over_rev=True, **exactly)
 
 
-@two_stages
+@products_too
 @pytest.mark.parametrize("alpha", [1.0, -2.0, 0.0])
 def test_gradcheck_without_c(stage, alpha):
     inputs = operands(True, True, False)[:2]
@@ -101,7 +103,7 @@ def test_gradcheck_without_c(stage, alpha):
     assert gradgradcheck(op, inputs, upstream, check_fwd_over_rev=True, **exactly)
 
 
-@two_stages
+@products_too
 @pytest.mark.parametrize("c_shape", C_SHAPES)
 @pytest.mark.parametrize("beta", [1.0, 0.0])
 def test_gradcheck_of_a_broadcast_c(stage, c_shape, beta):
@@ -145,7 +147,7 @@ VIEWS = {
 }
 
 
-@two_stages
+@products_too
 @pytest.mark.parametrize("upstream", UPSTREAMS)
 @pytest.mark.parametrize("view", VIEWS)
 def test_gradients_through_any_strides(stage, upstream, view):
@@ -197,7 +199,7 @@ def test_no_gradient_wanted_saves_nothing(stage):
     assert saved == []
 
 
-@two_stages
+@products_too
 def test_a_saved_tensor_that_changed_is_noticed(stage):
     a, b, _ = operands()
     result = stage(a * 1, x := b * 1)
@@ -206,7 +208,7 @@ def test_a_saved_tensor_that_changed_is_noticed(stage):
         result.sum().backward()
 
 
-@two_stages
+@products_too
 def test_gradient_penalty(stage):
     """B77: the derivative of a gradient's norm."""
     inputs = operands()
@@ -225,7 +227,7 @@ def test_gradient_penalty(stage):
     assert_equal(got, wanted)
 
 
-@two_stages
+@products_too
 def test_checkpoint(stage):
     inputs = operands()
     checkpoint(stage, *inputs, beta=1.0, use_reentrant=False).square().sum().backward()
@@ -276,7 +278,7 @@ TRANSFORMS = {
 }
 
 
-@two_stages
+@products_too
 @pytest.mark.parametrize("c_shape", [(M, N), (N,)])
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_transforms(stage, transform, c_shape):
@@ -345,14 +347,14 @@ def test_vmap_over_an_empty_batch(stage, in_dims):
     assert vmap(stage, in_dims)(*x).shape == (0, M, N)
 
 
-@two_stages
+@products_too
 def test_vmap_of_vmap(stage):
     a, b = integers(2, M, K), integers(5, K, N)
     got = vmap(lambda x: vmap(lambda y: stage(x, y))(b))(a)
     assert torch.equal(got, a[:, None] @ b[None])
 
 
-@two_stages
+@products_too
 def test_gradients_per_sample(stage):
     w, x = integers(K, N), integers(5, K)
 
@@ -466,7 +468,7 @@ def compiled():
     torch._dynamo.reset()
 
 
-@two_stages
+@products_too
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("c_shape", [None, (M, N), (N,)])
 def test_compiled_forward_and_backward(stage, compiled, view, c_shape):
@@ -496,7 +498,7 @@ def test_compiled_by_inductor(compiled):
     assert_equal(torch.autograd.grad(got.sum(), inputs), torch.autograd.grad(wanted.sum(), inputs))
 
 
-@two_stages
+@products_too
 @pytest.mark.parametrize("transform", ["grad", "jvp", "hessian", "vmap"])
 def test_compiled_transforms(stage, compiled, transform):
     a, b, c = operands(False, False, False)
@@ -512,7 +514,7 @@ def test_compiled_transforms(stage, compiled, transform):
     assert_equal(compiled(function)(a, b, c), function(a, b, c))
 
 
-@two_stages
+@products_too
 def test_compiled_for_any_batch_size(stage, compiled):
     """B88: compiled again for each M, or one M is burnt in."""
     counter = CompileCounterWithBackend("aot_eager")
@@ -660,7 +662,7 @@ def test_export_with_a_dynamic_batch(stage):
 # ---- as a part of a model ------------------------------------------------------------------------
 
 
-@two_stages
+@products_too
 def test_parameters_subclasses_and_copies(stage):
     weight = nn.Parameter(integers(K, N))
     x = integers(M, K)
