@@ -294,7 +294,8 @@ void baddbmm_out(Tensor input, Tensor batch1, Tensor batch2, double beta, double
 
 // For callers that know that no gradient is wanted: two or three dimensions.
 Tensor gemm(Tensor a, Tensor b, std::optional<Tensor> c, double beta, double alpha, std::string precision) {
-  return run("gemm", checked({"a", "b", "c"}, a, b, c, beta, alpha, precision, a.dim() == 3 ? 3 : 2));
+  return run("gemm",
+             checked({"input", "mat2", "input"}, a, b, c, beta, alpha, precision, a.dim() == 3 ? 3 : 2));
 }
 
 // For tests and tuning: by one kernel ("64x128", "dot"), K in so many parts.
@@ -312,21 +313,42 @@ Tensor gemm_by(Tensor a, Tensor b, std::optional<Tensor> c, double beta, double 
   return out;
 }
 
-// input's leading dimensions as one; or, where they are two that are no equal steps apart, as a batch of matrices.
-// Three or more of that kind are copied.
-struct Linear {
-  Operands o;
-  std::vector<int64_t> sizes;  // of the result as linear returns it
+// The leading dimensions of a tensor as those of a batch of matrices, if they are one or two runs of equal steps.
+struct Leading {
+  int64_t batch = 1, batch_stride = 0, rows = 1, row_stride = 0;
+  bool fits = true;
 
-  Linear(Tensor input, const Tensor& weight, const std::optional<Tensor>& bias,
-         const std::string& precision) {
+  explicit Leading(const Tensor& t) {
+    for (int64_t i = t.dim() - 2; i >= 0; --i) {
+      const int64_t size = t.sizes()[i], step = t.stride(i);
+      if (size == 1) continue;
+      if (batch == 1 && (rows == 1 || step == row_stride * rows))
+        row_stride = rows == 1 ? step : row_stride, rows *= size;
+      else if (batch == 1 || step == batch_stride * batch)
+        batch_stride = batch == 1 ? step : batch_stride, batch *= size;
+      else
+        fits = false;
+    }
+  }
+};
+
+// input (..., K) and weight (N, K); sizes of the result (..., N).
+struct Linear {
+  Tensor input, weight;
+  std::optional<Tensor> bias;
+  std::vector<int64_t> sizes;
+  int64_t K, N;
+
+  Linear(Tensor in, Tensor w, std::optional<Tensor> b, const std::string& precision)
+      : input(in), weight(w), bias(b) {
     check_precision(precision);
     if (!input.defined()) fail("input must be a tensor, got None");
-    if (input.dim() < 1) fail("input must have at least one dimension, got a 0-D tensor");
+    if (input.dim() < 1) fail("input must have at least 1 dimension, got a 0-D tensor");
     float32("input", input);
     operand("weight", weight, 2);
     same_device_as("weight", weight, "input", input);
-    const int64_t n = input.dim(), K = input.sizes()[n - 1], N = weight.sizes()[0];
+    const int64_t n = input.dim();
+    K = input.sizes()[n - 1], N = weight.sizes()[0];
     int64_t rows = 1;
     for (int64_t i = 0; i + 1 < n; ++i) {
       sizes.push_back(input.sizes()[i]);
@@ -338,48 +360,56 @@ struct Linear {
            "): input has ", K, " features and weight takes ", weight.sizes()[1]);
     if (rows > sgemm::kMaxDim || K > sgemm::kMaxDim)
       fail("input must have at most ", sgemm::kMaxDim, " rows and features, got shape ", shape(input));
-    if (bias.has_value()) {
-      same_device_as("bias", float32("bias", *bias), "input", input);
-      if (bias->dim() > 1 || (bias->dim() == 1 && bias->sizes()[0] != N && bias->sizes()[0] != 1))
-        fail("bias must have shape (", N, ",), got ", shape(*bias));
-    }
-    const bool stepped = n == 3 && input.sizes()[0] > 1 && input.sizes()[1] > 1 &&
-                         input.stride(0) != input.stride(1) * input.sizes()[1];
-    const bool as_it_is = n == 2 || (stepped && input.numel() > 0);
-    const std::array<int64_t, 2> matrix{rows, K};
-    o = {as_it_is ? input
-                  : attempt("view input of shape " + shape(input) + " as a matrix", input,
-                            [&] { return torch::stable::reshape(input, {matrix.data(), 2}); }),
-         torch::stable::transpose(weight, 0, 1),
-         bias,
-         1.0f,
-         1.0f,
-         {"input", "weight", "bias"},
-         as_it_is ? sizes : std::vector<int64_t>{rows, N}};
+    if (!bias.has_value()) return;
+    same_device_as("bias", float32("bias", *bias), "input", input);
+    if (bias->dim() > 1 || (bias->dim() == 1 && bias->sizes()[0] != N && bias->sizes()[0] != 1))
+      fail("bias must have shape (", N, ",), got ", shape(*bias));
+  }
+
+  // Into a contiguous out.
+  void compute(const Tensor& out) const {
+    if (out.numel() == 0) return;
+    // Leading dimensions of more kinds of steps than a batch of matrices has are copied.
+    const Tensor x = Leading(input).fits ? input : attempt("copy input of shape " + shape(input), input, [&] {
+      return torch::stable::contiguous(input);
+    });
+    const Leading l(x);
+    Problem p{
+        .batch = l.batch,
+        .M = l.rows,
+        .N = N,
+        .K = K,
+        .A = {static_cast<const float*>(x.data_ptr()), l.batch_stride, l.row_stride, stride(x, x.dim() - 1)},
+        .B = operand_of(weight).transposed(),
+        .C = {},
+        .out = {static_cast<float*>(out.data_ptr()), l.rows * N, N, 1},
+        .alpha = K == 0 ? 0.0f : 1.0f,
+        .beta = 1};
+    if (K == 1) p.A.col = 1;
+    if (l.rows == 1 && K > 1 && p.A.col != 1) p.A.row = 1;
+    if (bias.has_value())
+      p.C = {static_cast<const float*>(bias->data_ptr()), 0, 0, stride(*bias, bias->dim() - 1)};
+    ::compute("linear", p, input);
   }
 };
 
 Tensor linear(Tensor input, Tensor weight, std::optional<Tensor> bias, std::string precision) {
-  const OnDeviceOf guard(input);
   const Linear l(input, weight, bias, precision);
+  const OnDeviceOf guard(input);
   const Tensor out = allocate(input, l.sizes, "result");
-  if (out.numel() == 0) return out;
-  const Tensor product =
-      l.o.sizes == l.sizes ? out : torch::stable::view(out, {l.o.sizes.data(), l.o.sizes.size()});
-  compute("linear", problem_of(l.o, product), input);
+  l.compute(out);
   return out;
 }
 
 void linear_out(Tensor input, Tensor weight, std::optional<Tensor> bias, std::string precision, Tensor out) {
-  const OnDeviceOf guard(input);
   const Linear l(input, weight, bias, precision);
-  Operands o = l.o;
-  o.sizes = l.sizes;
+  const Operands o{input, weight, bias, 1, 1, {"input", "weight", "bias"}, l.sizes};
   check_out(o, out);
-  if (out.numel() == 0) return;
-  if (l.o.sizes == l.sizes && !shared_with_inputs(o, out))
-    return compute("linear", problem_of(l.o, out), input);
-  torch::stable::copy_(out, linear(input, weight, bias, precision));
+  const OnDeviceOf guard(input);
+  if (out.is_contiguous() && !shared_with_inputs(o, out)) return l.compute(out);
+  const Tensor apart = allocate(input, l.sizes, "result");
+  l.compute(apart);
+  torch::stable::copy_(out, apart);
 }
 
 #else
@@ -436,7 +466,8 @@ extern "C" __attribute__((visibility("default"))) const char* torch_sgemm_plans(
          << ", \"transposed\": " << (plan.transposed ? "true" : "false")
          << ", \"vector\": " << (plan.access == sgemm::matmul::Access::kVector ? "true" : "false")
          << ", \"workspace_bytes\": " << plan.workspace * int64_t{sizeof(float)}
-         << ", \"seconds\": " << plan.seconds << ", \"reason\": \"" << plan.reason << "\"}";
+         << ", \"seconds\": " << plan.seconds << ", \"reason\": \"" << sgemm::matmul::explain(plan, p, device)
+         << "\"}";
   };
   text << '[';
   add(best);

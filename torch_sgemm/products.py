@@ -313,22 +313,29 @@ for _name, _cpu, _fake, _kernel, _rule in (
 
 # ---- eager CUDA, without the dispatcher's detours ------------------------------------------------
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
-def _is_plain(*tensors: Tensor | None) -> bool:
+def _is_ours(t: Tensor) -> bool:
+    return type(t) in _PLAIN and t.is_cuda and t.dtype is torch.float32
+
+
+def _is_plain(a: Tensor, b: Tensor, c: Tensor | None = None) -> bool:
     """Whether nothing but autograd may have an interest in a call: no compiler, transform,
-    autocast, subclass; and all is on CUDA."""
-    if torch.compiler.is_compiling():
-        return False
-    for t in tensors:
-        if t is not None and not (type(t) in _PLAIN and t.is_cuda):
-            return False
-    return not (_autograd.is_transformed() or _autograd.is_autocast())
+    autocast, subclass; and all is float32 on CUDA."""
+    return not torch.compiler.is_compiling() and (
+        _is_ours(a)
+        and _is_ours(b)
+        and (c is None or _is_ours(c))
+        and not _autograd.is_transformed()
+        and not _autograd.is_autocast()
+    )
 
 
-def _requires_grad(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+def _requires_grad(a: Tensor, b: Tensor, c: Tensor | None = None) -> bool:
+    return torch.is_grad_enabled() and (
+        a.requires_grad or b.requires_grad or (c is not None and c.requires_grad)
+    )
 
 
 class _EagerGemm(_autograd.Function):
@@ -337,18 +344,19 @@ class _EagerGemm(_autograd.Function):
     @staticmethod
     def forward(ctx, a, b, c, beta, alpha, precision):
         needs_a, needs_b, *_ = ctx.needs_input_grad
-        ctx.beta, ctx.alpha, ctx.precision = beta, alpha, precision
+        ctx.given = beta, alpha, precision
         ctx.save_for_backward(a if needs_b else None, b if needs_a else None)
         return _sgemm._gemm.default(a, b, c, beta, alpha, precision)
 
     @staticmethod
     def backward(ctx, grad):
         a, b = ctx.saved_tensors
+        beta, alpha, precision = ctx.given
         needs_a, needs_b, needs_c, *_ = ctx.needs_input_grad
         return (
-            _eager_product(grad, b.mT, ctx) if needs_a else None,
-            _eager_product(a.mT, grad, ctx) if needs_b else None,
-            (grad if ctx.beta == 1 else ctx.beta * grad) if needs_c else None,
+            _eager_product(grad, b.mT, alpha, precision) if needs_a else None,
+            _eager_product(a.mT, grad, alpha, precision) if needs_b else None,
+            (grad if beta == 1 else beta * grad) if needs_c else None,
             None,
             None,
             None,
@@ -359,34 +367,34 @@ class _EagerLinear(_autograd.Function):
     @staticmethod
     def forward(ctx, input, weight, bias, precision):
         needs_input, needs_weight, *_ = ctx.needs_input_grad
-        ctx.alpha, ctx.precision = 1.0, precision
-        ctx.bias_shape = None if bias is None else bias.shape
+        ctx.given = None if bias is None else bias.shape, precision
         ctx.save_for_backward(input if needs_weight else None, weight if needs_input else None)
         return _sgemm._linear.default(input, weight, bias, precision)
 
     @staticmethod
     def backward(ctx, grad):
         input, weight = ctx.saved_tensors
+        bias_shape, precision = ctx.given
         needs_input, needs_weight, needs_bias, _ = ctx.needs_input_grad
-        rows = grad if grad.dim() == 2 else _rows(grad)
+        flat = grad.dim() == 2
+        rows = grad if flat else _rows(grad)
         grad_input = grad_weight = grad_bias = None
         if needs_input:
-            grad_input = _eager_product(rows, weight, ctx)
-            if grad.dim() != 2:
+            grad_input = _eager_product(rows, weight, 1.0, precision)
+            if not flat:
                 grad_input = grad_input.reshape(*grad.shape[:-1], weight.shape[1])
         if needs_weight:
-            grad_weight = _eager_product(rows.t(), input if grad.dim() == 2 else _rows(input), ctx)
+            of = input if flat else _rows(input)
+            grad_weight = _eager_product(rows.t(), of, 1.0, precision)
         if needs_bias:
-            grad_bias = rows.sum_to_size(ctx.bias_shape)
+            grad_bias = rows.sum_to_size(bias_shape)
         return grad_input, grad_weight, grad_bias, None
 
 
-def _eager_product(a, b, ctx):
-    if torch.is_grad_enabled() or not _is_plain(
-        a, b
-    ):  # for a second derivative, or a batch of them
-        return _product(a, b, ctx.alpha, ctx.precision)
-    return _sgemm._gemm.default(a, b, None, 0.0, ctx.alpha, ctx.precision)
+def _eager_product(a, b, alpha, precision):
+    if torch.is_grad_enabled() or not _is_plain(a, b):  # a second derivative, or a batch of them
+        return _product(a, b, alpha, precision)
+    return _sgemm._gemm.default(a, b, None, 0.0, alpha, precision)
 
 
 def _gemm(a, b, c, beta, alpha, precision):
@@ -545,16 +553,17 @@ def linear(
         RuntimeError: for shapes or devices that do not fit, in torch's words.
         ValueError: for another precision.
     """
+    if _is_plain(input, weight, bias) and weight.dim() == 2:
+        precision = _precision.resolved(precision)
+        if _requires_grad(input, weight, bias):
+            return _EagerLinear.apply(input, weight, bias, precision)
+        return _sgemm._linear.default(input, weight, bias, precision)
     if _not_ours(precision, input, weight, bias):
         return F.linear(input, weight, bias)
     if weight.dim() == 1:
         product = matmul(input, weight, precision=precision)
         return product if bias is None else product + bias
     precision = _precision.resolved(precision)
-    if _is_plain(input, weight, bias) and input.dim() >= 1:
-        if _requires_grad(input, weight, bias):
-            return _EagerLinear.apply(input, weight, bias, precision)
-        return _sgemm._linear.default(input, weight, bias, precision)
     return _sgemm.linear.default(input, weight, bias, precision=precision)
 
 

@@ -1,6 +1,7 @@
 #include "select.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <sstream>
@@ -116,26 +117,6 @@ std::string percent(double part) {
   return text.str();
 }
 
-void explain(Plan& plan, const Problem& p, const Device& device) {
-  std::ostringstream text;
-  if (plan.method == Method::kTiled) {
-    const TileInfo& tile = TILES[plan.tile];
-    const int64_t blocks = ceil_div(p.M, tile.BM) * ceil_div(p.N, tile.BN) * p.batch * plan.splits;
-    text << blocks << " blocks for " << int64_t{device.sms} * tile.blocks << " places on " << device.sms
-         << " multiprocessors";
-    if (plan.splits > 1) text << ", K in " << plan.splits << " parts because there are few tiles";
-  } else {
-    text << p.M << (p.M == 1 ? " row" : " rows") << ": bound by reading "
-         << percent(double(p.K) * p.N / (double(p.M) * p.K + double(p.K) * p.N + double(p.M) * p.N))
-         << " of the bytes, the larger operand, once";
-    if (plan.splits > 1) text << ", K in " << plan.splits << " parts to keep enough of it on the way";
-  }
-  if (plan.access != Access::kVector)
-    text << "; elements one by one, as an operand is unaligned or has no adjacent ones";
-  if (plan.transposed) text << "; rows and columns exchanged";
-  plan.reason = text.str();
-}
-
 // What the problem asks of its kernels.
 struct Asked {
   Problem problem;  // as it is computed
@@ -191,26 +172,77 @@ const char* kernel_name(const Plan& plan) {
   return plan.method == Method::kDot ? "dot" : "axpy";
 }
 
-std::vector<Plan> candidates(const Problem& problem, const Device& device) {
-  const Asked asked(problem);
-  std::vector<Plan> found;
+std::string explain(const Plan& plan, const Problem& problem, const Device& device) {
+  const Problem p = plan.transposed ? problem.transposed() : problem;
+  std::ostringstream text;
+  if (plan.method == Method::kTiled) {
+    const TileInfo& tile = TILES[plan.tile];
+    const int64_t blocks = ceil_div(p.M, tile.BM) * ceil_div(p.N, tile.BN) * p.batch * plan.splits;
+    text << blocks << " blocks for " << int64_t{device.sms} * tile.blocks << " places on " << device.sms
+         << " multiprocessors";
+    if (plan.splits > 1) text << ", K in " << plan.splits << " parts because there are few tiles";
+  } else {
+    text << p.M << (p.M == 1 ? " row" : " rows") << ": bound by reading "
+         << percent(double(p.K) * p.N / (double(p.M) * p.K + double(p.K) * p.N + double(p.M) * p.N))
+         << " of the bytes, the larger operand, once";
+    if (plan.splits > 1) text << ", K in " << plan.splits << " parts to keep enough of it on the way";
+  }
+  if (plan.access != Access::kVector)
+    text << "; elements one by one, as an operand is unaligned or has no adjacent ones";
+  if (plan.transposed) text << "; rows and columns exchanged";
+  return text.str();
+}
+
+namespace {
+
+template <typename F>
+void each_candidate(const Asked& asked, const Device& device, const F& f) {
   each_kernel([&](Method method, int tile) {
     int64_t splits = 0;
     for (int parts : PARTS) {
       const std::optional<Plan> plan = plan_of(asked, method, tile, parts, device);
       if (!plan || plan->splits == splits) continue;
       splits = plan->splits;
-      found.push_back(*plan);
+      f(*plan);
     }
   });
+}
+
+// All that a plan depends on.
+using Key = std::array<int64_t, 8>;
+
+Key key_of(const Asked& asked, const Device& device) {
+  const Problem& p = asked.problem;
+  const int layout = asked.transposed | asked.a.by_k << 1 | asked.b.by_k << 2 | int(asked.a.access) << 3 |
+                     int(asked.b.access) << 5;
+  return {1, p.batch, p.M, p.N, p.K, layout, device.sms, device.max_workspace};
+}
+
+}  // namespace
+
+std::vector<Plan> candidates(const Problem& problem, const Device& device) {
+  std::vector<Plan> found;
+  each_candidate(Asked(problem), device, [&](const Plan& plan) { found.push_back(plan); });
   return found;
 }
 
 Plan select(const Problem& problem, const Device& device) {
-  const std::vector<Plan> all = candidates(problem, device);
-  Plan best = *std::min_element(all.begin(), all.end(),
-                                [](const Plan& a, const Plan& b) { return a.seconds < b.seconds; });
-  explain(best, Asked(problem).problem, device);
+  struct Known {
+    Key key;
+    Plan plan;
+  };
+  static thread_local std::array<Known, 256> known{};  // by a hash of the key
+  const Asked asked(problem);
+  const Key key = key_of(asked, device);
+  uint64_t hash = 0;
+  for (int64_t part : key) hash = (hash ^ static_cast<uint64_t>(part)) * 0x9E3779B97F4A7C15;
+  Known& entry = known[hash >> 56];
+  if (entry.key == key) return entry.plan;
+  Plan best{.seconds = INFINITY};
+  each_candidate(asked, device, [&](const Plan& plan) {
+    if (plan.seconds < best.seconds) best = plan;
+  });
+  entry = {key, best};
   return best;
 }
 
@@ -222,7 +254,6 @@ std::optional<Plan> plan_with(const std::string& kernel, int parts, const Proble
     const std::optional<Plan> plan = plan_of(asked, method, tile, parts, device);
     if (plan && kernel == kernel_name(*plan)) found = plan;
   });
-  if (found) explain(*found, asked.problem, device);
   return found;
 }
 

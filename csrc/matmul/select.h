@@ -57,16 +57,19 @@ struct Plan {
   int64_t split_k;       // the length of a part, but for the last
   int64_t workspace;     // floats: the parts' results, if there are more than one
   double seconds;        // as predicted
-  std::string reason;    // in words
 };
 
 // "64x128", "dot": the plan's kernel.
 const char* kernel_name(const Plan& plan);
 
+// Why a problem has this plan, in words.
+std::string explain(const Plan& plan, const Problem& problem, const Device& device);
+
 // Every way to compute a problem with M, N >= 1 and K >= 0; there is at least one.
 std::vector<Plan> candidates(const Problem& problem, const Device& device);
 
-// The candidate that is predicted to be fastest.
+// The candidate that is predicted to be fastest. A thread remembers what it has selected for problems of the same
+// sizes and layouts.
 Plan select(const Problem& problem, const Device& device);
 
 // The plan with this kernel and K in this many parts, whatever is predicted of it; nothing if the kernel cannot.
