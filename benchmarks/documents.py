@@ -1,4 +1,4 @@
-"""Writes what the results say into README.md and docs/ladder.md, between their markers.
+"""Writes what the results say into README.md and docs/, between their markers.
 
 python benchmarks/documents.py
 """
@@ -38,7 +38,8 @@ SCRIPTS = {
 def documents() -> dict[Path, str]:
     """The documents as the results would have them."""
     readme, story = report.ROOT / "README.md", report.ROOT / "docs" / "ladder.md"
-    texts = {readme: readme.read_text(), story: story.read_text()}
+    paths = readme, story, report.ROOT / "docs" / "products.md"
+    texts = {path: path.read_text() for path in paths}
 
     def put(path: Path, marker: str, content: str) -> None:
         if f"<!-- {marker} -->" in texts[path]:  # the documents show some devices, not all
