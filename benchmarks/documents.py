@@ -11,6 +11,7 @@ import accuracy
 import chapter9
 import counters
 import grid_order
+import host_cost
 import launch_bounds
 import matrix_cost
 import report
@@ -27,6 +28,7 @@ SCRIPTS = {
         accuracy,
         chapter9,
         grid_order,
+        host_cost,
         launch_bounds,
         matrix_cost,
         sizes,

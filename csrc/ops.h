@@ -1,4 +1,5 @@
-// What the op files share: checks and their texts, layout, device, stream. They are the only C++ that sees torch.
+// What the op files share: checks and their texts, layout, device, stream. They are the only C++ that sees
+// torch.
 #pragma once
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
@@ -149,7 +150,8 @@ inline float scalar(const char* name, double value) {
   return static_cast<float>(value);
 }
 
-// ---- device ------------------------------------------------------------------------------------------------
+// ---- device
+// ------------------------------------------------------------------------------------------------
 
 // Makes a's device the current one, as the allocator, the stream and the launch want it.
 class OnDeviceOf {

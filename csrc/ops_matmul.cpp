@@ -1,5 +1,5 @@
-// The product ops: mm, addmm, bmm, baddbmm and linear on CUDA tensors. Their names, their arguments and the words of
-// their errors are torch's. On the CPU, torch_sgemm/matmul.py calls aten.
+// The product ops: mm, addmm, bmm, baddbmm and linear on CUDA tensors. Their names, their arguments and the
+// words of their errors are torch's. On the CPU, torch_sgemm/matmul.py calls aten.
 #include <array>
 #include <cstring>
 #include <iomanip>
@@ -45,8 +45,8 @@ struct Names {
   const char *a, *b, *c;
 };
 
-// a @ b, of matrices or of batches of them, and where the result goes. The shapes are checked here; `sizes` are the
-// result's.
+// a @ b, of matrices or of batches of them, and where the result goes. The shapes are checked here; `sizes`
+// are the result's.
 struct Operands {
   Tensor a, b;
   std::optional<Tensor> c;
@@ -204,8 +204,8 @@ struct Range {
   bool meets(const Range& r) const { return first <= r.last && r.first <= last; }
 };
 
-// Whether no two indices lead to one address, as far as that can be told from each dimension stepping over all
-// that the smaller ones reach.
+// Whether no two indices lead to one address, as far as that can be told from each dimension stepping over
+// all that the smaller ones reach.
 bool apart_from_itself(const Tensor& t) {
   std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
   for (int64_t i = 0; i < t.dim(); ++i)
@@ -313,7 +313,8 @@ Tensor gemm_by(Tensor a, Tensor b, std::optional<Tensor> c, double beta, double 
   return out;
 }
 
-// The leading dimensions of a tensor as those of a batch of matrices, if they are one or two runs of equal steps.
+// The leading dimensions of a tensor as those of a batch of matrices, if they are one or two runs of equal
+// steps.
 struct Leading {
   int64_t batch = 1, batch_stride = 0, rows = 1, row_stride = 0;
   bool fits = true;
@@ -414,27 +415,20 @@ void linear_out(Tensor input, Tensor weight, std::optional<Tensor> bias, std::st
 
 #else
 
-template <typename... Arguments>
-Tensor without_cuda(Arguments...) {
-  no_cuda();
-}
-template <typename... Arguments>
-void without_cuda_out(Arguments...) {
-  no_cuda();
-}
-using Bias = std::optional<Tensor>;
-constexpr auto mm = without_cuda<Tensor, Tensor, std::string>;
-constexpr auto mm_out = without_cuda_out<Tensor, Tensor, std::string, Tensor>;
-constexpr auto addmm = without_cuda<Tensor, Tensor, Tensor, double, double, std::string>;
-constexpr auto addmm_out = without_cuda_out<Tensor, Tensor, Tensor, double, double, std::string, Tensor>;
-constexpr auto bmm = mm;
-constexpr auto bmm_out = mm_out;
-constexpr auto baddbmm = addmm;
-constexpr auto baddbmm_out = addmm_out;
-constexpr auto gemm = without_cuda<Tensor, Tensor, Bias, double, double, std::string>;
-constexpr auto gemm_by = without_cuda<Tensor, Tensor, Bias, double, double, std::string, int64_t>;
-constexpr auto linear = without_cuda<Tensor, Tensor, Bias, std::string>;
-constexpr auto linear_out = without_cuda_out<Tensor, Tensor, Bias, std::string, Tensor>;
+using Addend = std::optional<Tensor>;
+using Text = std::string;
+Tensor mm(Tensor, Tensor, Text) { no_cuda(); }
+void mm_out(Tensor, Tensor, Text, Tensor) { no_cuda(); }
+Tensor bmm(Tensor, Tensor, Text) { no_cuda(); }
+void bmm_out(Tensor, Tensor, Text, Tensor) { no_cuda(); }
+Tensor addmm(Tensor, Tensor, Tensor, double, double, Text) { no_cuda(); }
+void addmm_out(Tensor, Tensor, Tensor, double, double, Text, Tensor) { no_cuda(); }
+Tensor baddbmm(Tensor, Tensor, Tensor, double, double, Text) { no_cuda(); }
+void baddbmm_out(Tensor, Tensor, Tensor, double, double, Text, Tensor) { no_cuda(); }
+Tensor linear(Tensor, Tensor, Addend, Text) { no_cuda(); }
+void linear_out(Tensor, Tensor, Addend, Text, Tensor) { no_cuda(); }
+Tensor gemm(Tensor, Tensor, Addend, double, double, Text) { no_cuda(); }
+Tensor gemm_by(Tensor, Tensor, Addend, double, double, Text, int64_t) { no_cuda(); }
 
 #endif
 
@@ -442,8 +436,8 @@ constexpr auto linear_out = without_cuda_out<Tensor, Tensor, Bias, std::string, 
 
 // ---- explain ----------------------------------------------------------------------------------------------
 
-// What select() would do, as JSON: every candidate, the best first. Layouts: an operand's batch, row and column
-// stride; `aligned`: whether A, B and out begin at multiples of 16 bytes, as bits 0, 1 and 2.
+// What select() would do, as JSON: every candidate, the best first. Layouts: an operand's batch, row and
+// column stride; `aligned`: whether A, B and out begin at multiples of 16 bytes, as bits 0, 1 and 2.
 extern "C" __attribute__((visibility("default"))) const char* torch_sgemm_plans(
     int64_t batch, int64_t M, int64_t N, int64_t K, const int64_t* a, const int64_t* b, const int64_t* out,
     int aligned, int sms, int64_t max_workspace) {

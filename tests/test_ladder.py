@@ -336,7 +336,7 @@ def faults(name, text):
     found = [
         f"line {i} is too long" for i, x in enumerate(text.splitlines(), 1) if len(x) > COLUMNS
     ]
-    if not re.fullmatch(r"ops\w*\.cpp", name) and re.search(
+    if not re.fullmatch(r"ops\w*\.(cpp|h)", name) and re.search(
         r"#\s*include\s*[<\"](?:torch|ATen|c10|pybind11|Python\.h)\b", text
     ):
         found.append("includes torch")

@@ -14,7 +14,7 @@ that torch keeps private; all of them are in this file:
 - ``_AutoDispatchBelowAutograd`` and ``_after_autograd_keyset``, and the same pair for
   ADInplaceOrView: on to the dispatch keys below, as C++ does it.
 - ``_are_functorch_transforms_active``, ``_any_requires_grad``, ``_current_level``,
-  ``_is_any_autocast_enabled``: is there anything to do?
+  ``_is_any_autocast_enabled``, ``_len_torch_dispatch_stack``: is there anything to do?
 - ``_set_fwd_grad_enabled``: while a jvp is computed forward mode is off; the next level's needs it
   on.
 - ``aten._fw_primal``: a tensor without this level's tangent. Else forward over forward recurses
@@ -22,8 +22,7 @@ that torch keeps private; all of them are in this file:
 """
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,6 +37,7 @@ from torch._C import (
     _AutoDispatchBelowAutograd,
     _ExcludeDispatchKeyGuard,
     _is_any_autocast_enabled,
+    _len_torch_dispatch_stack,
 )
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad
@@ -46,14 +46,18 @@ from torch.autograd.function import _SingleLevelFunction
 Function = _SingleLevelFunction
 
 
-def is_transformed() -> bool:
-    """Whether torch.func or forward mode is at work."""
-    return _are_functorch_transforms_active() or forward_ad._current_level >= 0
+def is_intercepted() -> bool:
+    """Whether torch.func, forward mode, autocast or a dispatch mode is at work."""
+    return (
+        _are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or _is_any_autocast_enabled()
+        or _len_torch_dispatch_stack() > 0
+    )
 
 
-def is_autocast(device: str | None = None) -> bool:
-    """On any device, or on this one."""
-    return _is_any_autocast_enabled() and (device is None or torch.is_autocast_enabled(device))
+def is_autocast(device: str) -> bool:
+    return _is_any_autocast_enabled() and torch.is_autocast_enabled(device)
 
 
 def _forward_mode() -> bool:
@@ -78,62 +82,72 @@ def below(op, keys, *args, **kwargs):
 class Form(NamedTuple):
     """How one op computes alpha * (a @ b) + beta * c, and what its derivatives are computed by."""
 
-    op: Any
-    #: (a, b, c, alpha, beta, precision) -> the op's arguments
-    arguments: Callable[..., tuple[tuple, dict]]
+    #: (keys, a, b, c, beta, alpha, precision) -> the result
+    compute: Callable[..., Tensor]
     #: (a, b, alpha, precision) -> alpha * (a @ b)
     product: Callable[..., Tensor]
 
 
-class _Gemm(_SingleLevelFunction):
-    """Of matrices or batches of them. c is None or has the shape of the result."""
+class Gemm(_SingleLevelFunction):
+    """Of matrices or batches of them. c is None or has the shape of the result.
+
+    A gradient that nothing but torch.autograd.grad(inputs=) leaves out is computed all the same.
+    """
 
     @staticmethod
-    def forward(ctx, form, keys, a, b, c, alpha, beta, precision):
-        _, _, needs_a, needs_b, *_ = ctx.needs_input_grad
-        keep_both = _are_functorch_transforms_active() or _forward_mode()
-        ctx.form, ctx.alpha, ctx.beta, ctx.precision = form, alpha, beta, precision
+    def forward(ctx, a, b, c, beta, alpha, precision, form, keys):
+        transformed = _are_functorch_transforms_active()
+        if transformed:
+            # The next level sees what this one computes, so it has to find its own modes on.
+            with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+                result = form.compute(keys, a, b, c, beta, alpha, precision)
+        else:
+            result = form.compute(keys, a, b, c, beta, alpha, precision)
+        needs_a, needs_b, *_ = ctx.needs_input_grad
+        keep_both = transformed or _forward_mode()
+        turned = needs_a and has_columns(a), needs_b and has_columns(b)
+        ctx.given = form.product, beta, alpha, precision, turned
         ctx.save_for_backward(
             a if needs_b or keep_both else None, b if needs_a or keep_both else None
         )
         if keep_both:
             ctx.save_for_forward(a, b)
-        args, kwargs = form.arguments(a, b, c, alpha, beta, precision)
-        if not _are_functorch_transforms_active():
-            return below(form.op, keys, *args, **kwargs)
-        # The next level sees what this one computes, so it has to find its own modes on.
-        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
-            return below(form.op, keys, *args, **kwargs)
+        return result
 
     @staticmethod
     def backward(ctx, grad):
         a, b = ctx.saved_tensors
-        _, _, needs_a, needs_b, needs_c, *_ = ctx.needs_input_grad
-        product = partial(ctx.form.product, alpha=ctx.alpha, precision=ctx.precision)
-        return (
-            None,
-            None,
-            product(grad, b.mT) if needs_a else None,
-            product(a.mT, grad) if needs_b else None,
-            (grad if ctx.beta == 1 else ctx.beta * grad) if needs_c else None,
-            None,
-            None,
-            None,
-        )
+        needs_a, needs_b, needs_c, *_ = ctx.needs_input_grad
+        product, beta, *rest, (a_turned, b_turned) = ctx.given
+        grad_a = grad_b = grad_c = None
+        # In the layout of a and b: what accumulates gradients would copy them into it.
+        if needs_a:
+            grad_a = product(b, grad.mT, *rest).mT if a_turned else product(grad, b.mT, *rest)
+        if needs_b:
+            grad_b = product(grad.mT, a, *rest).mT if b_turned else product(a.mT, grad, *rest)
+        if needs_c:
+            grad_c = grad if beta == 1 else beta * grad
+        return grad_a, grad_b, grad_c, None, None, None, None, None
 
     @staticmethod
-    def jvp(ctx, _form, _keys, a_tangent, b_tangent, c_tangent, *_rest):
+    def jvp(ctx, a_tangent, b_tangent, c_tangent, *_rest):
         a, b = (torch.ops.aten._fw_primal(t, 0) for t in ctx.saved_tensors)
-        product = partial(ctx.form.product, alpha=ctx.alpha, precision=ctx.precision)
+        product, beta, *rest, _turned = ctx.given
         terms = []
         with forward_ad._set_fwd_grad_enabled(True):
             if a_tangent is not None:
-                terms.append(product(a_tangent, b))
+                terms.append(product(a_tangent, b, *rest))
             if b_tangent is not None:
-                terms.append(product(a, b_tangent))
+                terms.append(product(a, b_tangent, *rest))
             if c_tangent is not None:
-                terms.append(ctx.beta * c_tangent)
+                terms.append(beta * c_tangent)
             return sum(terms[1:], start=terms[0])
+
+
+def has_columns(t: Tensor) -> bool:
+    """Whether a column's elements are adjacent, and not a row's."""
+    row, col = t.stride()[-2:]
+    return row == 1 and col != 1
 
 
 def wants_derivatives(*tensors: Tensor | None) -> bool:
@@ -145,24 +159,29 @@ def wants_derivatives(*tensors: Tensor | None) -> bool:
     )
 
 
-def differentiable(form: Form, keys, a, b, c, alpha, beta, precision=None) -> Tensor:
+def differentiable(form: Form, keys, a, b, c, beta, alpha, precision=None) -> Tensor:
     """What an op's kernel at the Autograd key does."""
     if not wants_derivatives(a, b, c):
-        args, kwargs = form.arguments(a, b, c, alpha, beta, precision)
-        return below(form.op, keys, *args, **kwargs)
-    if c is not None and a.dim() == b.dim() and a.dim() in (2, 3):
-        shape = (*a.shape[:-1], b.shape[-1])
-        if _broadcasts(c.shape, shape):  # else the op says so
-            c = c.expand(shape)  # torch's own derivative sums over what was expanded
+        return form.compute(keys, a, b, c, beta, alpha, precision)
+    arguments = a, b, expanded(c, a, b), beta, alpha, precision, form, keys
     if not _are_functorch_transforms_active():
-        return _Gemm.apply(form, keys, a, b, c, alpha, beta, precision)
+        return Gemm.apply(*arguments)
     with enable_single_level_autograd_function():
-        return _Gemm.apply(form, keys, a, b, c, alpha, beta, precision)
+        return Gemm.apply(*arguments)
 
 
-def _broadcasts(shape, wanted) -> bool:
-    sizes = zip(reversed(shape), reversed(wanted), strict=False)
-    return len(shape) <= len(wanted) and all(size in (1, want) for size, want in sizes)
+def expanded(c: Tensor | None, a: Tensor, b: Tensor) -> Tensor | None:
+    """c in the shape of a @ b: torch's own derivative sums over what was expanded. As it is where
+    the shapes do not fit, which the op will say."""
+    if c is None or a.dim() != b.dim() or a.dim() not in (2, 3):
+        return c
+    size = (*a.shape[:-1], b.shape[-1])
+    return c.expand(size) if broadcasts(c.shape, size) else c
+
+
+def broadcasts(size, to) -> bool:
+    pairs = zip(reversed(size), reversed(to), strict=False)
+    return len(size) <= len(to) and all(have == want or have == 1 for have, want in pairs)
 
 
 def _not_differentiable(op):
@@ -264,7 +283,12 @@ def register_autocast(library: torch.library.Library, name: str) -> None:
 
 
 def _up(t: Tensor) -> Tensor:
-    return t.float() if t.is_floating_point() and t.dtype.itemsize < 4 else t
+    return t.float() if is_low(t) else t
+
+
+def is_low(t: Tensor) -> bool:
+    """Whether autocast makes float32 of it where float32 is wanted."""
+    return t.is_floating_point() and t.dtype.itemsize < 4
 
 
 _AUTOCAST = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.AutocastCUDA)
@@ -274,16 +298,16 @@ def register_stage(library: torch.library.Library, name: str) -> None:
     """Gives the stage sgemm::<name> derivatives, computed by itself, and a batching rule."""
     op = getattr(torch.ops.sgemm, name).default
 
-    def arguments(a, b, c, alpha, beta, _precision):
-        return (a, b, c), {"alpha": alpha, "beta": beta}
+    def compute(keys, a, b, c, beta, alpha, _precision):
+        return below(op, keys, a, b, c, alpha=alpha, beta=beta)
 
-    def product(a, b, alpha, precision):
+    def product(a, b, alpha, _precision):
         return op(a, b, alpha=alpha)
 
-    form = Form(op, arguments, product)
+    form = Form(compute, product)
 
     def kernel(keys, a, b, c=None, *, alpha=1.0, beta=0.0):
-        return differentiable(form, keys, a, b, c, alpha, beta)
+        return differentiable(form, keys, a, b, c, beta, alpha)
 
     library.impl(name, kernel, "Autograd", with_keyset=True)
     torch.library.register_vmap(f"sgemm::{name}", _batched(op), lib=library)

@@ -1,6 +1,7 @@
 """How exact a product is: an argument of every op, and what it is where that is None."""
 
 CHOICES = ("auto", "ieee")
+_LATER = ("fp16x3",)
 
 _default = "auto"  # a plain global: of all places for a default, compiled code guards only this one
 
@@ -18,21 +19,23 @@ class precision:
 
     def __init__(self, precision: str):
         self.precision = checked(precision)
+        self.before: list[str] = []
 
     def __enter__(self) -> None:
         global _default
-        self.before = _default
+        self.before.append(_default)
         _default = self.precision
 
     def __exit__(self, *_exception) -> None:
         global _default
-        _default = self.before
+        _default = self.before.pop()
 
 
 def checked(precision: str) -> str:
     if precision not in CHOICES:
         choices = " or ".join(f'"{choice}"' for choice in CHOICES)
-        raise ValueError(f"precision must be {choices}, got {precision!r}")
+        later = ", which is not available yet" if precision in _LATER else ""
+        raise ValueError(f"precision must be {choices}, got {precision!r}{later}")
     return precision
 
 

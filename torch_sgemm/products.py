@@ -18,6 +18,8 @@ _lib = torch.library.Library("sgemm", "FRAGMENT")
 
 # ---- on the CPU: aten ----------------------------------------------------------------------------
 
+_NOTHING = 2.0**-150  # the largest number that is 0 in float32
+
 
 def _checked(precision, **tensors):
     if precision not in _precision.CHOICES:
@@ -49,15 +51,28 @@ def _bmm_cpu(input, mat2, *, precision="auto"):
 
 def _baddbmm_cpu(input, batch1, batch2, *, beta=1.0, alpha=1.0, precision="auto"):
     _checked(precision, input=input, batch1=batch1, batch2=batch2)
-    if beta == 0:
-        input = torch.zeros((), dtype=input.dtype)  # torch's kernel multiplies it by beta
+    _size(3, batch1=batch1, batch2=batch2, input=input)  # says what is wrong
+    # What is not to be read torch's kernel multiplies by 0.
+    if abs(alpha) <= _NOTHING:
+        batch1, batch2 = batch1[..., :0], batch2[:, :0]
+    if abs(beta) <= _NOTHING:
+        input = input.new_zeros(())
     return torch.baddbmm(input, batch1, batch2, beta=beta, alpha=alpha)
 
 
 def _linear_cpu(input, weight, bias=None, *, precision="auto"):
     _checked(precision, input=input, weight=weight, bias=bias)
-    _linear_fake(input, weight, bias)  # says what is wrong
+    _linear_size(input, weight, bias)  # says what is wrong
     return F.linear(input, weight, None if bias is None else bias.expand(weight.shape[0]))
+
+
+def _gemm_cpu(a, b, c, beta, alpha, precision):
+    if c is None and alpha == 1:
+        return (_mm_cpu if a.dim() == 2 else _bmm_cpu)(a, b, precision=precision)
+    if c is None:
+        c, beta = a.new_zeros(()), 0.0
+    compute = _addmm_cpu if a.dim() == 2 else _baddbmm_cpu
+    return compute(c, a, b, beta=beta, alpha=alpha, precision=precision)
 
 
 def _out_cpu(compute):
@@ -66,7 +81,7 @@ def _out_cpu(compute):
         result = compute(*args, **kwargs)
         if out.shape != result.shape:
             raise RuntimeError(f"out must have shape {tuple(result.shape)}, got {tuple(out.shape)}")
-        if out.numel() and torch._debug_has_internal_overlap(out) == 1:
+        if _overlaps_itself(out):
             raise RuntimeError(
                 "unsupported operation: more than one element of the written-to tensor refers to a "
                 "single memory location; pass out.clone() or a new tensor as out"
@@ -76,51 +91,66 @@ def _out_cpu(compute):
     return into
 
 
+def _overlaps_itself(t):
+    """As far as that shows from each dimension not stepping over all that smaller ones reach."""
+    reached = 0
+    for stride, size in sorted(zip(t.stride(), t.shape, strict=True)):
+        if size > 1 and t.numel():
+            if stride <= reached:
+                return True
+            reached += stride * (size - 1)
+    return False
+
+
 # ---- fakes ---------------------------------------------------------------------------------------
 
 
+def _size(dim, **tensors):
+    """Of a product of matrices (dim 2) or of batches of them (3), and what is added to it, all by
+    name; or what does not fit."""
+    _library.check_devices(**tensors)
+    (a_name, a), (b_name, b), *addend = tensors.items()
+    kind = "a matrix" if dim == 2 else "a 3D tensor"
+
+    def misfit():
+        if dim == 2:
+            by = (f"{t.shape[0]}x{t.shape[1]}" for t in (a, b))
+            return f"mat1 and mat2 shapes cannot be multiplied ({' and '.join(by)})"
+        return (
+            "Expected size for first two dimensions of batch2 tensor to be: "
+            f"[{a.shape[0]}, {a.shape[2]}] but got: [{b.shape[0]}, {b.shape[1]}]."
+        )
+
+    for name, t in ((a_name, a), (b_name, b)):
+        shape = tuple(t.shape)
+        text = f"{name} must be {kind}, got {t.dim()}-D tensor of shape {shape}"
+        torch._check(t.dim() == dim, lambda text=text: text)
+    torch._check(a.shape[-1] == b.shape[-2], misfit)
+    torch._check(dim == 2 or a.shape[0] == b.shape[0], misfit)
+    size = (*a.shape[:-1], b.shape[-1])
+    for name, c in addend:
+        text = f"{name} must be expandable to {size}, got shape {tuple(c.shape)}"
+        torch._check(_autograd.broadcasts(c.shape, size), lambda text=text: text)
+    return size
+
+
 def _mm_fake(input, mat2, *, precision="auto"):
-    return _addmm_fake(None, input, mat2)
+    return input.new_empty(_size(2, input=input, mat2=mat2))
 
 
 def _addmm_fake(input, mat1, mat2, *, beta=1.0, alpha=1.0, precision="auto"):
-    _library.check_devices(mat1=mat1, mat2=mat2, input=input)
-    torch._check(
-        mat1.dim() == 2 and mat2.dim() == 2,
-        lambda: f"mat1 and mat2 must be matrices, got {mat1.dim()}-D and {mat2.dim()}-D tensors",
-    )
-    torch._check(
-        mat1.shape[1] == mat2.shape[0],
-        lambda: (
-            f"mat1 and mat2 shapes cannot be multiplied ({mat1.shape[0]}x{mat1.shape[1]} and "
-            f"{mat2.shape[0]}x{mat2.shape[1]})"
-        ),
-    )
-    return mat1.new_empty(mat1.shape[0], mat2.shape[1])
+    return mat1.new_empty(_size(2, mat1=mat1, mat2=mat2, input=input))
 
 
 def _bmm_fake(input, mat2, *, precision="auto"):
-    return _baddbmm_fake(None, input, mat2)
+    return input.new_empty(_size(3, input=input, mat2=mat2))
 
 
 def _baddbmm_fake(input, batch1, batch2, *, beta=1.0, alpha=1.0, precision="auto"):
-    _library.check_devices(batch1=batch1, batch2=batch2, input=input)
-    torch._check(
-        batch1.dim() == 3 and batch2.dim() == 3,
-        lambda: f"batch1 and batch2 must be 3D tensors, got {batch1.dim()}-D and {batch2.dim()}-D",
-    )
-    torch._check(
-        batch1.shape[0] == batch2.shape[0] and batch1.shape[2] == batch2.shape[1],
-        lambda: (
-            "Expected size for first two dimensions of batch2 tensor to be: "
-            f"[{batch1.shape[0]}, {batch1.shape[2]}] but got: "
-            f"[{batch2.shape[0]}, {batch2.shape[1]}]."
-        ),
-    )
-    return batch1.new_empty(batch1.shape[0], batch1.shape[1], batch2.shape[2])
+    return batch1.new_empty(_size(3, batch1=batch1, batch2=batch2, input=input))
 
 
-def _linear_fake(input, weight, bias=None, *, precision="auto"):
+def _linear_size(input, weight, bias):
     _library.check_devices(input=input, weight=weight, bias=bias)
     torch._check(
         input.dim() >= 1, lambda: "input must have at least one dimension, got a 0-D tensor"
@@ -141,7 +171,11 @@ def _linear_fake(input, weight, bias=None, *, precision="auto"):
         or (bias.dim() == 1 and bias.shape[0] in (1, weight.shape[0])),
         lambda: f"bias must have shape ({weight.shape[0]},), got {tuple(bias.shape)}",
     )
-    return input.new_empty(*input.shape[:-1], weight.shape[0])
+    return (*input.shape[:-1], weight.shape[0])
+
+
+def _linear_fake(input, weight, bias=None, *, precision="auto"):
+    return input.new_empty(_linear_size(input, weight, bias))
 
 
 def _out_fake(fake):
@@ -151,7 +185,7 @@ def _out_fake(fake):
             out.shape == expected,
             lambda: f"out must have shape {tuple(expected)}, got {tuple(out.shape)}",
         )
-        _library.check_devices(input=args[-1], out=out)
+        _library.check_devices(input=args[0], out=out)
 
     return into
 
@@ -169,25 +203,25 @@ def _product(a, b, alpha, precision):
 
 
 def _without_addend(op):
-    def arguments(a, b, _c, _alpha, _beta, precision):
-        return (a, b), {"precision": precision}
+    def compute(keys, a, b, _c, _beta, _alpha, precision):
+        return _autograd.below(op, keys, a, b, precision=precision)
 
-    form = Form(op, arguments, _product)
+    form = Form(compute, _product)
 
     def kernel(keys, input, mat2, *, precision="auto"):
-        return _autograd.differentiable(form, keys, input, mat2, None, 1.0, 0.0, precision)
+        return _autograd.differentiable(form, keys, input, mat2, None, 0.0, 1.0, precision)
 
     return kernel
 
 
 def _with_addend(op):
-    def arguments(a, b, c, alpha, beta, precision):
-        return (c, a, b), {"beta": beta, "alpha": alpha, "precision": precision}
+    def compute(keys, a, b, c, beta, alpha, precision):
+        return _autograd.below(op, keys, c, a, b, beta=beta, alpha=alpha, precision=precision)
 
-    form = Form(op, arguments, _product)
+    form = Form(compute, _product)
 
     def kernel(keys, input, a, b, *, beta=1.0, alpha=1.0, precision="auto"):
-        return _autograd.differentiable(form, keys, a, b, input, alpha, beta, precision)
+        return _autograd.differentiable(form, keys, a, b, input, beta, alpha, precision)
 
     return kernel
 
@@ -199,12 +233,11 @@ def _rows(input):
 
 def _linear_autograd(keys, input, weight, bias=None, *, precision="auto"):
     """By mm and addmm, which have derivatives; by linear itself where none are wanted."""
-    if not _autograd.wants_derivatives(input, weight, bias) or input.dim() == 0:
+    if not _autograd.wants_derivatives(input, weight, bias):
         return _autograd.below(
             _sgemm.linear.default, keys, input, weight, bias, precision=precision
         )
-    if weight.dim() != 2 or input.shape[-1] != weight.shape[1]:
-        _linear_fake(input, weight, bias)  # says what is wrong
+    _linear_size(input, weight, bias)  # says what is wrong
     rows = _rows(input)
     if bias is None:
         product = _sgemm.mm.default(rows, weight.t(), precision=precision)
@@ -221,7 +254,7 @@ def _batch_first(t, dim, size):
     return t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
 
 
-def _addend(t, dim, size, result_dim):
+def _addend(t, dim, result_dim):
     """c with the batch first and as many dimensions as the result, so that it broadcasts to it."""
     t = t.unsqueeze(0) if dim is None else t.movedim(dim, 0)
     return t.reshape(t.shape[0], *(1,) * (result_dim + 1 - t.dim()), *t.shape[1:])
@@ -233,17 +266,26 @@ def _flat(t):
 
 
 def _mm_batched(info, in_dims, input, mat2, *, precision="auto"):
-    a, b = (
-        _batch_first(t, d, info.batch_size) for t, d in zip((input, mat2), in_dims[:2], strict=True)
-    )
+    input_dim, mat2_dim, *_ = in_dims
+    if mat2_dim is None and input.dim() == 3:  # all rows are rows of one matrix
+        return _sgemm.linear.default(input.movedim(input_dim, 0), mat2.mT, precision=precision), 0
+    if input_dim is None and mat2.dim() == 3:
+        turned = mat2.movedim(mat2_dim, 0).mT
+        return _sgemm.linear.default(turned, input, precision=precision).mT, 0
+    a = _batch_first(input, input_dim, info.batch_size)
+    b = _batch_first(mat2, mat2_dim, info.batch_size)
     return _sgemm.bmm.default(a, b, precision=precision), 0
 
 
 def _addmm_batched(info, in_dims, input, mat1, mat2, *, beta=1.0, alpha=1.0, precision="auto"):
-    a, b = (
-        _batch_first(t, d, info.batch_size) for t, d in zip((mat1, mat2), in_dims[1:3], strict=True)
-    )
-    c = _addend(input, in_dims[0], info.batch_size, 2)
+    input_dim, mat1_dim, mat2_dim, *_ = in_dims
+    is_bias = input_dim is None and input.dim() < 2 and alpha == beta == 1
+    if mat2_dim is None and is_bias and mat1.dim() == 3:
+        rows = mat1.movedim(mat1_dim, 0)
+        return _sgemm.linear.default(rows, mat2.mT, input, precision=precision), 0
+    a = _batch_first(mat1, mat1_dim, info.batch_size)
+    b = _batch_first(mat2, mat2_dim, info.batch_size)
+    c = _addend(input, input_dim, 2)
     return _sgemm.baddbmm.default(c, a, b, beta=beta, alpha=alpha, precision=precision), 0
 
 
@@ -262,7 +304,7 @@ def _baddbmm_batched(
         _batch_first(t, d, info.batch_size)
         for t, d in zip((batch1, batch2), in_dims[1:3], strict=True)
     )
-    c = _addend(input, in_dims[0], info.batch_size, 3)
+    c = _addend(input, in_dims[0], 3)
     c = _flat(c.expand(*a.shape[:2], *c.shape[2:]))
     product = _sgemm.baddbmm.default(
         c, _flat(a), _flat(b), beta=beta, alpha=alpha, precision=precision
@@ -282,7 +324,7 @@ def _linear_batched(info, in_dims, input, weight, bias=None, *, precision="auto"
     if bias is None:
         product = _sgemm.bmm.default(rows, w.mT, precision=precision)
     else:
-        c = _addend(bias, bias_dim, info.batch_size, 2)
+        c = _addend(bias, bias_dim, 2)
         product = _sgemm.baddbmm.default(c, rows, w.mT, precision=precision)
     return product.reshape(*x.shape[:-1], product.shape[-1]), 0
 
@@ -311,24 +353,32 @@ for _name, _cpu, _fake, _kernel, _rule in (
     torch.library.register_vmap(f"sgemm::{_name}", _rule, lib=_lib)
     _autograd.register_autocast(_lib, _name)
 
-# ---- eager CUDA, without the dispatcher's detours ------------------------------------------------
+_lib.impl("_gemm", _gemm_cpu, "CPU")
+_lib.impl(
+    "_linear",
+    lambda input, weight, bias, precision: _linear_cpu(input, weight, bias, precision=precision),
+    "CPU",
+)
+
+# ---- plain eager mode, without the dispatcher's detours ------------------------------------------
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
+_raw_gemm, _raw_linear = _sgemm._gemm.default, _sgemm._linear.default
 
 
 def _is_ours(t: Tensor) -> bool:
-    return type(t) in _PLAIN and t.is_cuda and t.dtype is torch.float32
+    return type(t) in _PLAIN and t.dtype is torch.float32
 
 
 def _is_plain(a: Tensor, b: Tensor, c: Tensor | None = None) -> bool:
-    """Whether nothing but autograd may have an interest in a call: no compiler, transform,
-    autocast, subclass; and all is float32 on CUDA."""
-    return not torch.compiler.is_compiling() and (
-        _is_ours(a)
+    """Whether nothing but autograd may have an interest in a call of float32: no compiler,
+    subclass, transform, autocast, dispatch mode."""
+    return (
+        not torch.compiler.is_compiling()
+        and _is_ours(a)
         and _is_ours(b)
         and (c is None or _is_ours(c))
-        and not _autograd.is_transformed()
-        and not _autograd.is_autocast()
+        and not _autograd.is_intercepted()
     )
 
 
@@ -338,29 +388,13 @@ def _requires_grad(a: Tensor, b: Tensor, c: Tensor | None = None) -> bool:
     )
 
 
-class _EagerGemm(_autograd.Function):
-    """As _autograd._Gemm, of c in the result's shape, in plain eager training."""
+def _eager_product(a, b, alpha, precision):
+    if torch.is_grad_enabled() or not _is_plain(a, b):  # a second derivative, or a batch of them
+        return _product(a, b, alpha, precision)
+    return _raw_gemm(a, b, None, 0.0, alpha, precision)
 
-    @staticmethod
-    def forward(ctx, a, b, c, beta, alpha, precision):
-        needs_a, needs_b, *_ = ctx.needs_input_grad
-        ctx.given = beta, alpha, precision
-        ctx.save_for_backward(a if needs_b else None, b if needs_a else None)
-        return _sgemm._gemm.default(a, b, c, beta, alpha, precision)
 
-    @staticmethod
-    def backward(ctx, grad):
-        a, b = ctx.saved_tensors
-        beta, alpha, precision = ctx.given
-        needs_a, needs_b, needs_c, *_ = ctx.needs_input_grad
-        return (
-            _eager_product(grad, b.mT, alpha, precision) if needs_a else None,
-            _eager_product(a.mT, grad, alpha, precision) if needs_b else None,
-            (grad if beta == 1 else beta * grad) if needs_c else None,
-            None,
-            None,
-            None,
-        )
+_EAGER = Form(lambda _keys, *arguments: _raw_gemm(*arguments), _eager_product)
 
 
 class _EagerLinear(_autograd.Function):
@@ -368,8 +402,9 @@ class _EagerLinear(_autograd.Function):
     def forward(ctx, input, weight, bias, precision):
         needs_input, needs_weight, *_ = ctx.needs_input_grad
         ctx.given = None if bias is None else bias.shape, precision
+        ctx.turned = needs_weight and _autograd.has_columns(weight)
         ctx.save_for_backward(input if needs_weight else None, weight if needs_input else None)
-        return _sgemm._linear.default(input, weight, bias, precision)
+        return _raw_linear(input, weight, bias, precision)
 
     @staticmethod
     def backward(ctx, grad):
@@ -385,25 +420,39 @@ class _EagerLinear(_autograd.Function):
                 grad_input = grad_input.reshape(*grad.shape[:-1], weight.shape[1])
         if needs_weight:
             of = input if flat else _rows(input)
-            grad_weight = _eager_product(rows.t(), of, 1.0, precision)
+            if ctx.turned:  # into the layout of weight, as Gemm does
+                grad_weight = _eager_product(of.t(), rows, 1.0, precision).t()
+            else:
+                grad_weight = _eager_product(rows.t(), of, 1.0, precision)
         if needs_bias:
             grad_bias = rows.sum_to_size(bias_shape)
         return grad_input, grad_weight, grad_bias, None
 
 
-def _eager_product(a, b, alpha, precision):
-    if torch.is_grad_enabled() or not _is_plain(a, b):  # a second derivative, or a batch of them
-        return _product(a, b, alpha, precision)
-    return _sgemm._gemm.default(a, b, None, 0.0, alpha, precision)
+def _eager_gemm(dim, a, b, c, beta, alpha, precision) -> Tensor | None:
+    """What mm, addmm, bmm and baddbmm do in plain eager mode. None where their op is to be called:
+    in any other mode, and for an error, which it tells by the names of its arguments."""
+    if not _is_plain(a, b, c) or a.dim() != dim:
+        return None
+    try:
+        if not _requires_grad(a, b, c):
+            return _raw_gemm(a, b, c, beta, alpha, precision)
+        c = _autograd.expanded(c, a, b)
+        return _autograd.Gemm.apply(a, b, c, beta, alpha, precision, _EAGER, None)
+    except RuntimeError:
+        return None
 
 
-def _gemm(a, b, c, beta, alpha, precision):
-    """What mm, addmm, bmm and baddbmm do in plain eager mode."""
-    if not _requires_grad(a, b, c):
-        return _sgemm._gemm.default(a, b, c, beta, alpha, precision)
-    if c is not None and a.dim() == b.dim() and c.dim() <= a.dim():
-        c = c.expand(*a.shape[:-1], b.shape[-1])
-    return _EagerGemm.apply(a, b, c, beta, alpha, precision)
+def _eager_linear(input, weight, bias, precision) -> Tensor | None:
+    """As _eager_gemm."""
+    if not _is_plain(input, weight, bias) or weight.dim() != 2:
+        return None
+    try:
+        if not _requires_grad(input, weight, bias):
+            return _raw_linear(input, weight, bias, precision)
+        return _EagerLinear.apply(input, weight, bias, precision)
+    except RuntimeError:
+        return None
 
 
 # ---- the functions -------------------------------------------------------------------------------
@@ -432,9 +481,8 @@ def mm(
     if out is not None:
         _sgemm.mm.out(input, mat2, precision=precision, out=out)
         return out
-    if _is_plain(input, mat2) and input.dim() == 2:
-        return _gemm(input, mat2, None, 0.0, 1.0, precision)
-    return _sgemm.mm.default(input, mat2, precision=precision)
+    result = _eager_gemm(2, input, mat2, None, 0.0, 1.0, precision)
+    return _sgemm.mm.default(input, mat2, precision=precision) if result is None else result
 
 
 def addmm(
@@ -463,8 +511,9 @@ def addmm(
     if out is not None:
         _sgemm.addmm.out(input, mat1, mat2, beta=beta, alpha=alpha, precision=precision, out=out)
         return out
-    if _is_plain(mat1, mat2, input) and mat1.dim() == 2:
-        return _gemm(mat1, mat2, input, beta, alpha, precision)
+    result = _eager_gemm(2, mat1, mat2, input, beta, alpha, precision)
+    if result is not None:
+        return result
     return _sgemm.addmm.default(input, mat1, mat2, beta=beta, alpha=alpha, precision=precision)
 
 
@@ -485,9 +534,8 @@ def bmm(
     if out is not None:
         _sgemm.bmm.out(input, mat2, precision=precision, out=out)
         return out
-    if _is_plain(input, mat2) and input.dim() == 3:
-        return _gemm(input, mat2, None, 0.0, 1.0, precision)
-    return _sgemm.bmm.default(input, mat2, precision=precision)
+    result = _eager_gemm(3, input, mat2, None, 0.0, 1.0, precision)
+    return _sgemm.bmm.default(input, mat2, precision=precision) if result is None else result
 
 
 def baddbmm(
@@ -516,8 +564,9 @@ def baddbmm(
             input, batch1, batch2, beta=beta, alpha=alpha, precision=precision, out=out
         )
         return out
-    if _is_plain(batch1, batch2, input) and batch1.dim() == 3:
-        return _gemm(batch1, batch2, input, beta, alpha, precision)
+    result = _eager_gemm(3, batch1, batch2, input, beta, alpha, precision)
+    if result is not None:
+        return result
     return _sgemm.baddbmm.default(
         input, batch1, batch2, beta=beta, alpha=alpha, precision=precision
     )
@@ -526,9 +575,12 @@ def baddbmm(
 def _not_ours(precision: str | None, *tensors: Tensor | None) -> bool:
     """Whether a drop-in function leaves a call to torch: another dtype, or autocast without a
     precision of the call's own."""
-    if precision is None and _autograd.is_autocast(tensors[0].device.type):
-        return True
-    return any(t is not None and t.dtype != torch.float32 for t in tensors)
+    given = [t for t in tensors if t is not None]
+    if _autograd.is_autocast(given[0].device.type):
+        if precision is None:
+            return True
+        given = [t for t in given if not _autograd.is_low(t)]  # which the ops cast up
+    return any(t.dtype != torch.float32 for t in given)
 
 
 def linear(
@@ -553,18 +605,26 @@ def linear(
         RuntimeError: for shapes or devices that do not fit, in torch's words.
         ValueError: for another precision.
     """
-    if _is_plain(input, weight, bias) and weight.dim() == 2:
-        precision = _precision.resolved(precision)
-        if _requires_grad(input, weight, bias):
-            return _EagerLinear.apply(input, weight, bias, precision)
-        return _sgemm._linear.default(input, weight, bias, precision)
+    resolved = _precision.resolved(precision)
+    result = _eager_linear(input, weight, bias, resolved)
+    if result is not None:
+        return result
     if _not_ours(precision, input, weight, bias):
         return F.linear(input, weight, bias)
     if weight.dim() == 1:
         product = matmul(input, weight, precision=precision)
         return product if bias is None else product + bias
-    precision = _precision.resolved(precision)
-    return _sgemm.linear.default(input, weight, bias, precision=precision)
+    return _sgemm.linear.default(input, weight, bias, precision=resolved)
+
+
+def _broadcast(a: torch.Size, b: torch.Size) -> torch.Size:
+    for i in range(-1, -1 - min(len(a), len(b)), -1):
+        if a[i] != b[i] and a[i] != 1 and b[i] != 1:
+            raise RuntimeError(
+                f"The size of tensor a ({a[i]}) must match the size of tensor b ({b[i]}) at "
+                f"non-singleton dimension {max(len(a), len(b)) + i}"
+            )
+    return torch.broadcast_shapes(a, b)
 
 
 def matmul(
@@ -602,8 +662,10 @@ def matmul(
                 "but one of the arguments requires grad; leave out= away"
             )
         result = matmul(input, other, precision=precision)
-        if out.shape != result.shape:
-            raise RuntimeError(f"out must have shape {tuple(result.shape)}, got {tuple(out.shape)}")
+        for what in ("shape", "dtype", "device"):
+            wanted, got = getattr(result, what), getattr(out, what)
+            if got != wanted:
+                raise RuntimeError(f"out must have {what} {wanted}, got {got}")
         return out.copy_(result)
     if other.dim() == 1:
         if input.dim() == 1:
@@ -617,7 +679,7 @@ def matmul(
         return linear(input, other.mT, precision=_precision.resolved(precision))
     if input.dim() == 1:
         return matmul(input.unsqueeze(0), other, precision=precision).squeeze(-2)
-    batch = torch.broadcast_shapes(input.shape[:-2], other.shape[:-2])
+    batch = _broadcast(input.shape[:-2], other.shape[:-2])
     a, b = (
         t.expand(*batch, *t.shape[-2:]).reshape(math.prod(batch), *t.shape[-2:])
         for t in (input, other)

@@ -5,8 +5,9 @@
 
 namespace sgemm::matmul {
 
-// A launch: a Problem whose batch fits a grid, one block a tile (x), a part of K (y) and a product (z). With more
-// than one part, out is the parts' workspace, and alpha, beta and C wait for the kernel that adds the parts up.
+// A launch: a Problem whose batch fits a grid, one block a tile (x), a part of K (y) and a product (z). With
+// more than one part, out is the parts' workspace, and alpha, beta and C wait for the kernel that adds the
+// parts up.
 struct Arguments {
   Operand A, B, C;
   Result out;

@@ -13,8 +13,8 @@ constexpr int64_t MAX_BATCH = 65535;  // of a grid's z
 constexpr int ADDERS = 8;  // warps, which share the parts of the same elements
 constexpr int THREADS = ADDERS * WARP;
 
-// Adds the parts of K up, always in the same order; then alpha, beta and C are due. A lane takes four neighbours of a
-// row. parts[part][row][col], rows N long.
+// Adds the parts of K up, always in the same order; then alpha, beta and C are due. A lane takes four
+// neighbours of a row. parts[part][row][col], rows N long.
 template <bool VECTOR>
 __global__ __launch_bounds__(THREADS) void add_parts(Arguments g, const float* parts, int64_t parts_batch,
                                                      int64_t parts_split, int splits) {

@@ -16,8 +16,10 @@ constexpr double BYTES = 3.9e12;                // of memory, a second
 constexpr double LAUNCH = 1.5e-6;               // a kernel that does nothing
 constexpr double REDUCTION = 2.5e-6;            // one more kernel, which adds parts up
 constexpr double PER_PART = 0.02e-6;            // that each part takes there
-constexpr double LATENCY = 1.1e-6;              // of memory
+constexpr double LATENCY = 1.0e-6;              // of memory
 constexpr double FILL = 1.2e-6;                 // a block's first tile and its last stores
+constexpr double WAVE = 0.3e-6;                 // a skinny kernel's blocks, that add up their sums
+constexpr double WARP_BYTES = 512;              // a chunk of each lane
 constexpr double PER_K_TILE = 0.25e-6;          // that one K tile takes at least, however small
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -78,30 +80,36 @@ double tiled_seconds(const Problem& p, const Plan& plan, const Device& device) {
   const double waves = std::floor(blocks / slots);
   const double left = std::ceil((blocks - waves * slots) / device.sms);  // blocks beside each other, at last
   const double floor = FILL + k_tiles * PER_K_TILE;
+  // What blocks store nobody computes beside, but other blocks of the multiprocessor.
+  const double store = 4.0 * tile.BM * tile.BN / (BYTES / device.sms) / tile.blocks;
   const auto together = [&](double n) {
     const double warps = n * tile.threads / 32, full = tile.blocks * tile.threads / 32.0;
-    return n == 0 ? 0.0 : std::max(floor, FILL + n * flop / (rate * busy(warps) / busy(full)));
+    return n == 0 ? 0.0 : std::max(floor, FILL + n * (flop / (rate * busy(warps) / busy(full)) + store));
   };
   const double compute = waves * (together(tile.blocks) - FILL * 0.7) + together(left);
   return LAUNCH + std::max(compute, bytes_of(p) / BYTES) + reduction(p, plan.splits);
 }
 
 double skinny_seconds(const Problem& p, const Plan& plan, const Device& device) {
+  const bool dot = plan.method == Method::kDot;
   const double parts = double(p.batch) * plan.splits;
-  const double warps = parts * (plan.method == Method::kDot ? ceil_div(p.N, plan.columns) * plan.sharing
-                                                            : ceil_div(p.N, 128) * SKINNY_WARPS);
+  const double warps =
+      parts * (dot ? ceil_div(p.N, plan.columns) * plan.sharing : ceil_div(p.N, 128) * SKINNY_WARPS);
   // Chunks of 16 bytes that each lane has on their way.
-  const double chunks = plan.method == Method::kAxpy ? 4
-                        : p.M * plan.columns <= 4    ? 2 * plan.columns
-                                                     : plan.columns;
-  const double in_flight = std::min(warps, 16.0 * device.sms) * chunks * 512;
-  const double rate = std::min(BYTES, in_flight / LATENCY) * (plan.access == Access::kVector ? 1 : 0.5);
+  const double chunks = dot ? (p.M * plan.columns <= 4 ? 2 : 1) * plan.columns : 4;
+  const double in_flight = std::min(warps, 16.0 * device.sms) * chunks * WARP_BYTES;
+  // Warps that each go along k by themselves drift apart: A has to stay in the first cache.
+  const bool cached = !dot || p.M < 4 || plan.sharing > 1 || 4.0 * p.M * plan.split_k <= 60e3;
+  const double rate =
+      std::min(BYTES * (cached ? 1 : 0.7), in_flight / LATENCY) * (plan.access == Access::kVector ? 1 : 0.5);
   const double compute = 2.0 * p.batch * p.M * p.N * p.K / (0.4 * FLOPS_PER_SM * device.sms);
-  return LAUNCH + FILL + std::max(bytes_of(p) / rate, compute) + reduction(p, plan.splits);
+  const double waves = std::ceil(warps / (24.0 * device.sms));  // of blocks that begin and end
+  return LAUNCH + FILL + (waves - 1) * WAVE * double(2 + p.M) + std::max(bytes_of(p) / rate, compute) +
+         reduction(p, plan.splits);
 }
 
-// How kDot's warps share the columns: several columns a warp read the same elements of A once, but few columns want
-// many warps.
+// How kDot's warps share the columns: several columns a warp read the same elements of A once, but few
+// columns want many warps.
 void share(Plan& plan, const Problem& p, const Device& device) {
   const int64_t parts = p.batch * plan.splits, wanted = int64_t{16} * device.sms;  // warps
   constexpr int MOST = 4;

@@ -18,8 +18,8 @@ struct Device {
 // kAxpy:  few rows of C, B's rows are adjacent along n: as fast as B can be read.
 enum class Method { kTiled, kDot, kAxpy };
 
-// How operands' elements are moved. kVector: chunks of four neighbours, 16 aligned bytes. kAdjacent: neighbours
-// one by one. kStrided: one by one, any stride apart.
+// How operands' elements are moved. kVector: chunks of four neighbours, 16 aligned bytes. kAdjacent:
+// neighbours one by one. kStrided: one by one, any stride apart.
 enum class Access { kVector, kAdjacent, kStrided };
 
 // A block tile, and what it is known to reach.
@@ -68,11 +68,12 @@ std::string explain(const Plan& plan, const Problem& problem, const Device& devi
 // Every way to compute a problem with M, N >= 1 and K >= 0; there is at least one.
 std::vector<Plan> candidates(const Problem& problem, const Device& device);
 
-// The candidate that is predicted to be fastest. A thread remembers what it has selected for problems of the same
-// sizes and layouts.
+// The candidate that is predicted to be fastest. A thread remembers what it has selected for problems of the
+// same sizes and layouts.
 Plan select(const Problem& problem, const Device& device);
 
-// The plan with this kernel and K in this many parts, whatever is predicted of it; nothing if the kernel cannot.
+// The plan with this kernel and K in this many parts, whatever is predicted of it; nothing if the kernel
+// cannot.
 std::optional<Plan> plan_with(const std::string& kernel, int parts, const Problem& problem,
                               const Device& device);
 

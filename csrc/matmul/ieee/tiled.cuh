@@ -1,16 +1,19 @@
-// The general kernel: stage 10's, grown to every layout, size, alignment and epilogue. A block computes a BM x BN tile
-// from BK-deep tiles of A and B, double-buffered in shared memory, both stored along k first, As[k][m] and Bs[k][n].
+// The general kernel: stage 10's, grown to every layout, size, alignment and epilogue. A block computes a BM
+// x BN tile from BK-deep tiles of A and B, double-buffered in shared memory, both stored along k first,
+// As[k][m] and Bs[k][n].
 #pragma once
 #include "../kernel.cuh"
 #include "../select.h"
 
 namespace sgemm::matmul {
 
-template <int BM_, int BN_, int BK_, int WM_, int WN_, int TM_, int TN_, int MIN_BLOCKS_>
+template <int BM_, int BN_, int BK_, int WM_, int WN_, int TM_, int TN_, int BLOCKS,
+          int RAGGED_BLOCKS = BLOCKS>
 struct Tile {
   static constexpr int BM = BM_, BN = BN_, BK = BK_;
   static constexpr int WM = WM_, WN = WN_, TM = TM_, TN = TN_;
-  static constexpr int THREADS = (BM / WM) * (BN / WN) * WARP, MIN_BLOCKS = MIN_BLOCKS_;
+  static constexpr int THREADS = (BM / WM) * (BN / WN) * WARP, MIN_BLOCKS = BLOCKS,
+                       MIN_RAGGED_BLOCKS = RAGGED_BLOCKS;
   static constexpr int LANES_M = WM / TM, LANES_N = WN / TN;
   static_assert(BM % WM == 0 && BN % WN == 0, "the block tile BM x BN is whole warp tiles WM x WN");
   static_assert(WM % TM == 0 && WN % TN == 0 && LANES_M * LANES_N == WARP, "WM x WN is TM x TN a thread");
@@ -18,13 +21,13 @@ struct Tile {
   static_assert(BM % 32 == 0 && BN % 32 == 0, "swizzle() stays within a row");
 };
 
-// The x-th element of row k of a tile is at to[k][x ^ swizzle(k)]: what a warp turns, eight lines of four chunks, is
-// stored to 32 banks, and fours stay fours.
+// The x-th element of row k of a tile is at to[k][x ^ swizzle(k)]: what a warp turns, eight lines of four
+// chunks, is stored to 32 banks, and fours stay fours.
 __device__ __forceinline__ constexpr int swizzle(int k) { return k / 4 % 4 * 8; }
 
-// Copies an operand's tiles, BX of its rows or columns (x: m of A, n of B) by BK, to shared memory as to[k][x].
-// Chunks of four run along k (BY_K) and are turned on their way, through registers; or they run along x and go by
-// cp.async. What lies outside of the operand, or beyond the part's end, is 0 and not read.
+// Copies an operand's tiles, BX of its rows or columns (x: m of A, n of B) by BK, to shared memory as
+// to[k][x]. Chunks of four run along k (BY_K) and are turned on their way, through registers; or they run
+// along x and go by cp.async. What lies outside of the operand, or beyond the part's end, is 0 and not read.
 template <int BX, int BK, int THREADS, bool BY_K, Access ACCESS>
 class TileCopy {
   static constexpr int CHUNKS = (BY_K ? BK : BX) / 4,
@@ -97,8 +100,8 @@ class TileCopy {
   float next_[BY_K ? STEPS : 1][4];
 };
 
-// Where in row k of a tile a lane's `four`-th four is. `first` is where the first would be without swizzle(); the others
-// are WIDTH, that all lanes take together, apart within the warp tile's W.
+// Where in row k of a tile a lane's `four`-th four is. `first` is where the first would be without swizzle();
+// the others are WIDTH, that all lanes take together, apart within the warp tile's W.
 template <int W, int WIDTH>
 __device__ __forceinline__ int place(int first, int four, int k) {
   constexpr int FOURS =
@@ -106,9 +109,9 @@ __device__ __forceinline__ int place(int first, int four, int k) {
   return (first ^ (swizzle(k) & ~FOURS)) + (four * WIDTH ^ (swizzle(k) & FOURS));
 }
 
-// Multiply-adds, to and fro along the shorter of a and b: each has an operand in common with the last. ptxas gives
-// registers and keeps operands for reuse by the source's order, and in this one few read two registers of one bank:
-// 5 to 7 in 100 of the 128x256 tile's, where row after row has 13, and 4 % more time.
+// Multiply-adds, to and fro along the shorter of a and b: each has an operand in common with the last. ptxas
+// gives registers and keeps operands for reuse by the source's order, and in this one few read two registers
+// of one bank: 5 to 7 in 100 of the 128x256 tile's, where row after row has 13, and 4 % more time.
 template <int TM, int TN>
 __device__ __forceinline__ void add_outer_product(float (&acc)[TM][TN], const float (&a)[TM],
                                                   const float (&b)[TN]) {
@@ -124,13 +127,16 @@ __device__ __forceinline__ void add_outer_product(float (&acc)[TM][TN], const fl
 }
 
 template <class T, bool A_BY_K, bool B_BY_K, Access ACCESS>
-__global__ __launch_bounds__(T::THREADS, T::MIN_BLOCKS) void tiled(Arguments g) {
+__global__ __launch_bounds__(T::THREADS, ACCESS == Access::kVector
+                                             ? T::MIN_BLOCKS
+                                             : T::MIN_RAGGED_BLOCKS) void tiled(Arguments g) {
   constexpr int BM = T::BM, BN = T::BN, BK = T::BK, TM = T::TM, TN = T::TN;
   alignas(16) __shared__ float As[2][BK][BM];
   alignas(16) __shared__ float Bs[2][BK][BN];
   static_assert(sizeof As + sizeof Bs <= MAX_SHARED, "As and Bs have to fit in MAX_SHARED bytes");
 
-  // Blocks in groups of GROUP row tiles, so that those that run together share rows and columns in the L2 cache.
+  // Blocks in groups of GROUP row tiles, so that those that run together share rows and columns in the L2
+  // cache.
   constexpr int GROUP = 8;
   const int tiles_m = (g.M + BM - 1) / BM, tiles_n = (g.N + BN - 1) / BN;
   const int group = blockIdx.x / (GROUP * tiles_n), in_group = blockIdx.x % (GROUP * tiles_n);

@@ -1,6 +1,7 @@
-// Few rows of C (at most MAX_SKINNY): every element of B is used so few times that the time is that of reading it.
-// All of a block's loads go straight to registers, and its warps share K as well as columns, so that there is always
-// enough on its way from memory. What threads have summed is added up in shared memory, in a fixed order.
+// Few rows of C (at most MAX_SKINNY): every element of B is used so few times that the time is that of
+// reading it. All of a block's loads go straight to registers, and its warps share K as well as columns, so
+// that there is always enough on its way from memory. What threads have summed is added up in shared memory,
+// in a fixed order.
 #include "skinny.h"
 
 namespace sgemm::matmul {
@@ -19,8 +20,8 @@ __device__ __forceinline__ void load_chunk(bool vector, float* to, const float* 
   }
 }
 
-// B is adjacent along k: a warp takes COLUMNS columns, its lanes four k each. `sharing` warps, which divide WARPS,
-// take turns along k in the same columns.
+// B is adjacent along k: a warp takes COLUMNS columns, its lanes four k each. `sharing` warps, which divide
+// WARPS, take turns along k in the same columns.
 template <int ROWS, int COLUMNS, bool VECTOR>
 __global__ __launch_bounds__(THREADS) void dot(Arguments g, int sharing, bool a_vector) {
   constexpr int SUMS = ROWS * COLUMNS;
