@@ -40,7 +40,7 @@ SCRIPTS = {
 def documents() -> dict[Path, str]:
     """The documents as the results would have them."""
     readme, story = report.ROOT / "README.md", report.ROOT / "docs" / "ladder.md"
-    paths = readme, story, report.ROOT / "docs" / "products.md"
+    paths = readme, *sorted((report.ROOT / "docs").glob("*.md"))
     texts = {path: path.read_text() for path in paths}
 
     def put(path: Path, marker: str, content: str) -> None:

@@ -492,6 +492,16 @@ def test_explain_says_kernel_workspace_and_reason():
             ts.explain(a, b)
 
 
+def test_no_chunk_of_a_tile_is_copied_in_part():
+    """compute-sanitizer takes the 16 bytes of a cp.async as read, whatever part is asked for."""
+    padded = torch.empty(1000, 64)
+    for cols, vector in ((40, True), (41, False)):
+        for plan in ts.plan.candidates(torch.empty(1000, 1000), padded[:, :cols]):
+            assert plan.vector == vector or plan.kernel == "axpy"
+    by_k = torch.empty(64, 1004)[:, :1001].t()  # neighbours along k: parts go through registers
+    assert ts.explain(torch.empty(1000, 1004)[:, :1001], by_k).vector
+
+
 def test_the_plan_is_the_candidate_of_the_least_predicted_time():
     for a, b in (((300, 70), (70, 9)), ((5000, 100), (100, 5000)), ((7, 20, 30), (7, 30, 40))):
         first, *others = ts.plan.candidates(a, b)
