@@ -229,12 +229,11 @@ std::string run(const std::string& method, bool a_by_k, bool b_by_k, Access acce
     BM = TILES[plan.tile].BM, BN = TILES[plan.tile].BN, BK = TILES[plan.tile].BK;
   }
   const bool skinny = plan.method != Method::kTiled;
-  const std::vector<int> Ms =
-      skinny ? std::vector<int>{1, 2, 3, 4, 7, 8} : std::vector<int>{1, BM - 1, BM, BM + 2};
+  const std::vector<int> Ms = skinny ? std::vector<int>{1, 2, 4, 7} : std::vector<int>{1, BM - 1, BM, BM + 2};
   const std::vector<int> Ns =
-      skinny ? std::vector<int>{1, 6, 130, 263} : std::vector<int>{1, BN / 2 + 3, BN, BN + 5};
+      skinny ? std::vector<int>{1, 6, 263} : std::vector<int>{1, BN / 2 + 3, BN, BN + 5};
   const std::vector<int> Ks =
-      skinny ? std::vector<int>{1, 5, 300, 1030} : std::vector<int>{1, BK - 3, BK, 3 * BK + 2};
+      skinny ? std::vector<int>{1, 300, 1030} : std::vector<int>{1, BK - 3, BK, 3 * BK + 2};
   const Addend addends[] = {Addend::kNone,   Addend::kWhole,  Addend::kRow,
                             Addend::kColumn, Addend::kNumber, Addend::kOut};
   uint32_t seed = 1;
