@@ -9,12 +9,15 @@ that torch keeps private; all of them are in this file:
 - ``_SingleLevelFunction``: an autograd.Function for one level of torch.func's nesting. The
   dispatcher has already picked the level when the kernel runs, so the public Function, which picks
   it itself, would do so twice.
+- ``_compiled_autograd_key``, ``_autograd_function_id``: what the public Function has, by which a
+  compiled backward knows it.
 - ``enable_single_level_autograd_function``: torch.func forbids the former unless told that this is
   on purpose.
 - ``_AutoDispatchBelowAutograd`` and ``_after_autograd_keyset``, and the same pair for
   ADInplaceOrView: on to the dispatch keys below, as C++ does it.
 - ``_are_functorch_transforms_active``, ``_any_requires_grad``, ``_current_level``,
-  ``_is_any_autocast_enabled``, ``_len_torch_dispatch_stack``: is there anything to do?
+  ``_is_any_autocast_enabled``, ``_len_torch_dispatch_stack``, ``_is_tracing``: is there anything
+  to do?
 - ``_set_fwd_grad_enabled``: while a jvp is computed forward mode is off; the next level's needs it
   on.
 - ``aten._fw_primal``: a tensor without this level's tangent. Else forward over forward recurses
@@ -37,22 +40,28 @@ from torch._C import (
     _AutoDispatchBelowAutograd,
     _ExcludeDispatchKeyGuard,
     _is_any_autocast_enabled,
+    _is_tracing,
     _len_torch_dispatch_stack,
 )
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-Function = _SingleLevelFunction
+
+class Function(_SingleLevelFunction):
+    @staticmethod
+    def _compiled_autograd_key(ctx):
+        return (ctx._autograd_function_id,)
 
 
 def is_intercepted() -> bool:
-    """Whether torch.func, forward mode, autocast or a dispatch mode is at work."""
+    """Whether torch.func, forward mode, autocast, torch.jit.trace or a dispatch mode is at work."""
     return (
         _are_functorch_transforms_active()
         or forward_ad._current_level >= 0
         or _is_any_autocast_enabled()
         or _len_torch_dispatch_stack() > 0
+        or _is_tracing()
     )
 
 
@@ -88,8 +97,9 @@ class Form(NamedTuple):
     product: Callable[..., Tensor]
 
 
-class Gemm(_SingleLevelFunction):
-    """Of matrices or batches of them. c is None or has the shape of the result.
+class Gemm(Function):
+    """Of matrices or batches of them. c is None or broadcasts to the result: autograd itself sums a
+    gradient that is larger than its tensor. In forward mode c has the shape of the result.
 
     A gradient that nothing but torch.autograd.grad(inputs=) leaves out is computed all the same.
     """
@@ -163,16 +173,15 @@ def differentiable(form: Form, keys, a, b, c, beta, alpha, precision=None) -> Te
     """What an op's kernel at the Autograd key does."""
     if not wants_derivatives(a, b, c):
         return form.compute(keys, a, b, c, beta, alpha, precision)
-    arguments = a, b, expanded(c, a, b), beta, alpha, precision, form, keys
+    arguments = a, b, _expanded(c, a, b), beta, alpha, precision, form, keys
     if not _are_functorch_transforms_active():
         return Gemm.apply(*arguments)
     with enable_single_level_autograd_function():
         return Gemm.apply(*arguments)
 
 
-def expanded(c: Tensor | None, a: Tensor, b: Tensor) -> Tensor | None:
-    """c in the shape of a @ b: torch's own derivative sums over what was expanded. As it is where
-    the shapes do not fit, which the op will say."""
+def _expanded(c: Tensor | None, a: Tensor, b: Tensor) -> Tensor | None:
+    """c in the shape of a @ b. As it is where the shapes do not fit, which the op will say."""
     if c is None or a.dim() != b.dim() or a.dim() not in (2, 3):
         return c
     size = (*a.shape[:-1], b.shape[-1])

@@ -36,22 +36,25 @@ def _checked(precision, **tensors):
 
 def _mm_cpu(input, mat2, *, precision="auto"):
     _checked(precision, input=input, mat2=mat2)
+    _size(2, input=input, mat2=mat2)  # says what is wrong, here and below
     return torch.mm(input, mat2)
 
 
 def _addmm_cpu(input, mat1, mat2, *, beta=1.0, alpha=1.0, precision="auto"):
     _checked(precision, input=input, mat1=mat1, mat2=mat2)
+    _size(2, mat1=mat1, mat2=mat2, input=input)
     return torch.addmm(input, mat1, mat2, beta=beta, alpha=alpha)
 
 
 def _bmm_cpu(input, mat2, *, precision="auto"):
     _checked(precision, input=input, mat2=mat2)
+    _size(3, input=input, mat2=mat2)
     return torch.bmm(input, mat2)
 
 
 def _baddbmm_cpu(input, batch1, batch2, *, beta=1.0, alpha=1.0, precision="auto"):
     _checked(precision, input=input, batch1=batch1, batch2=batch2)
-    _size(3, batch1=batch1, batch2=batch2, input=input)  # says what is wrong
+    _size(3, batch1=batch1, batch2=batch2, input=input)
     # What is not to be read torch's kernel multiplies by 0.
     if abs(alpha) <= _NOTHING:
         batch1, batch2 = batch1[..., :0], batch2[:, :0]
@@ -62,7 +65,7 @@ def _baddbmm_cpu(input, batch1, batch2, *, beta=1.0, alpha=1.0, precision="auto"
 
 def _linear_cpu(input, weight, bias=None, *, precision="auto"):
     _checked(precision, input=input, weight=weight, bias=bias)
-    _linear_size(input, weight, bias)  # says what is wrong
+    _linear_size(input, weight, bias)
     return F.linear(input, weight, None if bias is None else bias.expand(weight.shape[0]))
 
 
@@ -437,7 +440,6 @@ def _eager_gemm(dim, a, b, c, beta, alpha, precision) -> Tensor | None:
     try:
         if not _requires_grad(a, b, c):
             return _raw_gemm(a, b, c, beta, alpha, precision)
-        c = _autograd.expanded(c, a, b)
         return _autograd.Gemm.apply(a, b, c, beta, alpha, precision, _EAGER, None)
     except RuntimeError:
         return None
