@@ -53,14 +53,12 @@ def rows_of(found: Sequence[tuple[Measured, Measured]]) -> list[dict]:
 
 def markdown(rows: list[dict], env: dict) -> str:
     """grid_order.csv for docs/ladder.md."""
-    lines = [
-        "| kernel | M = N = K | along N first (ms) | down M first (ms) | down M / along N |",
-        "|---|--:|--:|--:|--:|",
-    ]
+    heading = "kernel", "M = N = K", "along N first (ms)", "down M first (ms)", "down M / along N"
+    table = [heading]
     for row in rows:
         times = (f"{row[key]:.3f}" for key in ("time_ms", "other_ms", "ratio"))
-        lines.append(f"| {' | '.join((report.title(row['kernel']), str(row['M']), *times))} |")
-    return "\n".join([*lines, "", f"{report.describe(env)}."])
+        table.append((report.title(row["kernel"]), str(row["M"]), *times))
+    return "\n".join([*report.markdown_table(table), "", f"{report.describe(env)}."])
 
 
 def measure(built: Sequence[Built]) -> tuple[list[dict], list[str]]:

@@ -87,10 +87,10 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--device", choices=("cpu", "cuda"))
+    report.add_device_argument(parser)
     parser.add_argument("--save", action="store_true", help="write host_cost.csv to the results")
     args = parser.parse_args(argv)
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = report.pick_device(parser, args.device)
     rows = measure(device)
     env = report.environment(device)
     print(markdown(rows, env))

@@ -1,8 +1,6 @@
 // The ops of the ladder: schemas, argument checks, allocation.
 #include "ops.h"
 
-#include <iomanip>
-
 #include "gemm.h"
 #include "host/interrupt.h"
 #include "host/stages.h"
@@ -113,13 +111,7 @@ void compute(const Operands& o, const Tensor& out) {
   }
 }
 
-Tensor allocate(const Operands& o) {
-  const int64_t size[] = {o.M(), o.N()};
-  std::ostringstream what;
-  what << std::fixed << std::setprecision(1) << "allocate the (" << size[0] << ", " << size[1] << ") result, "
-       << static_cast<double>(size[0]) * size[1] * sizeof(float) / (1 << 30) << " GiB,";
-  return attempt(what.str(), o.a, [&] { return torch::stable::new_empty(o.a, {size, 2}); });
-}
+Tensor allocate(const Operands& o) { return ops::allocate(o.a, {o.M(), o.N()}, "result"); }
 
 template <class Backend>
 Tensor run(Tensor a, Tensor b, std::optional<Tensor> c, double alpha, double beta) {
@@ -217,7 +209,8 @@ struct cublas_on_cuda {
     const auto apart = [](const char* operand, const Tensor& t) {
       return t.sizes()[0] <= 1 || t.stride(0) >= t.sizes()[1]
                  ? t
-                 : attempt("copy " + std::string(operand), t, [&] { return torch::stable::clone(t); });
+                 : attempt([&] { return "copy " + std::string(operand); }, t,
+                           [&] { return torch::stable::clone(t); });
     };
     const Tensor a = p.K > 0 ? apart("a", o.a) : o.a, b = p.K > 0 ? apart("b", o.b) : o.b;
     const auto ld = [](const Tensor& t) {

@@ -11,12 +11,15 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
+#include <functional>
+#include <iomanip>
 #include <numeric>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "gemm.h"
 
@@ -37,13 +40,17 @@ template <typename... Parts>
   throw std::runtime_error(text.str());
 }
 
-inline std::string shape(const Tensor& t) {
+// "(2, 3)", "(2,)".
+template <typename Sizes>
+std::string listed(const Sizes& sizes) {
   std::ostringstream text;
   text << '(';
-  for (int64_t i = 0; i < t.dim(); ++i) text << (i ? ", " : "") << t.sizes()[i];
-  text << (t.dim() == 1 ? ",)" : ")");
+  for (size_t i = 0; i < sizes.size(); ++i) text << (i ? ", " : "") << sizes[i];
+  text << (sizes.size() == 1 ? ",)" : ")");
   return text.str();
 }
+
+inline std::string shape(const Tensor& t) { return listed(t.sizes()); }
 
 inline std::string device(const Tensor& t) {
   if (t.is_cpu()) return "cpu";
@@ -51,13 +58,13 @@ inline std::string device(const Tensor& t) {
 }
 
 // A failing torch call loses its text on its way through the stable ABI (or arrives amid file names and line
-// numbers), so what was tried is said here.
-template <typename F>
-auto attempt(const std::string& what, const Tensor& on, const F& call) {
+// numbers), so what was tried is said here. what(): the text, made where it is wanted.
+template <typename What, typename F>
+auto attempt(const What& what, const Tensor& on, const F& call) {
   try {
     return call();
   } catch (const std::exception&) {
-    fail("could not ", what, " on ", device(on), ", most likely for lack of memory");
+    fail("could not ", what(), " on ", device(on), ", most likely for lack of memory");
   }
 }
 
@@ -141,8 +148,19 @@ inline bool adjacent_columns(const Tensor& t) { return t.sizes()[1] <= 1 || t.st
 // A kernel reads rows in place, whatever their distance; anything else is copied once.
 inline Tensor in_rows(const char* name, const Tensor& t) {
   if (adjacent_columns(t)) return t;
-  return attempt("copy " + std::string(name) + " of shape " + shape(t) + " row by row", t,
+  return attempt([&] { return "copy " + std::string(name) + " of shape " + shape(t) + " row by row"; }, t,
                  [&] { return torch::stable::contiguous(t); });
+}
+
+inline Tensor allocate(const Tensor& like, const std::vector<int64_t>& sizes, const char* what) {
+  const auto text = [&] {
+    const double floats = std::accumulate(sizes.begin(), sizes.end(), 1.0, std::multiplies<>());
+    std::ostringstream text;
+    text << "allocate the " << listed(sizes) << ' ' << what << ", " << std::fixed << std::setprecision(1)
+         << floats * sizeof(float) / (1 << 30) << " GiB,";
+    return text.str();
+  };
+  return attempt(text, like, [&] { return torch::stable::new_empty(like, {sizes.data(), sizes.size()}); });
 }
 
 inline float scalar(const char* name, double value) {
@@ -150,8 +168,7 @@ inline float scalar(const char* name, double value) {
   return static_cast<float>(value);
 }
 
-// ---- device
-// ------------------------------------------------------------------------------------------------
+// ---- device -----------------------------------------------------------------------------------------------
 
 // Makes a's device the current one, as the allocator, the stream and the launch want it.
 class OnDeviceOf {

@@ -1,8 +1,6 @@
 // The product ops: mm, addmm, bmm, baddbmm and linear on CUDA tensors. Their names, their arguments and the
-// words of their errors are torch's. On the CPU, torch_sgemm/matmul.py calls aten.
+// words of their errors are torch's. On the CPU, torch_sgemm/products.py calls aten.
 #include <array>
-#include <cstring>
-#include <iomanip>
 #include <mutex>
 #include <vector>
 
@@ -17,11 +15,9 @@ namespace {
 
 using namespace ops;
 using sgemm::matmul::Device;
-using sgemm::matmul::Method;
 using sgemm::matmul::Operand;
 using sgemm::matmul::Plan;
 using sgemm::matmul::Problem;
-using sgemm::matmul::Result;
 
 #define SGEMM_PRECISION "str precision=\"auto\""
 #define SGEMM_SCALARS "float beta=1.0, float alpha=1.0, " SGEMM_PRECISION
@@ -98,11 +94,7 @@ Operands checked(const Names& names, const Tensor& a, const Tensor& b, const std
   bool fits = c->dim() <= dim;
   for (int64_t i = 0; fits && i < c->dim(); ++i)
     fits = c->sizes()[i] == 1 || c->sizes()[i] == o.sizes[dim - c->dim() + i];
-  if (!fits) {
-    std::ostringstream wanted;
-    for (int64_t i = 0; i < dim; ++i) wanted << (i ? ", " : "") << o.sizes[i];
-    fail(names.c, " must be expandable to (", wanted.str(), "), got shape ", shape(*c));
-  }
+  if (!fits) fail(names.c, " must be expandable to ", listed(o.sizes), ", got shape ", shape(*c));
   return o;
 }
 
@@ -159,17 +151,6 @@ Device device_of(const Tensor& on) {
     found = Device{sms, std::max<int64_t>(int64_t{1} << 30, total / 16) / int64_t{sizeof(float)}};
   }
   return *found;
-}
-
-Tensor allocate(const Tensor& like, const std::vector<int64_t>& sizes, const char* what) {
-  std::ostringstream text;
-  double floats = 1;
-  text << "allocate the (";
-  for (size_t i = 0; i < sizes.size(); ++i) floats *= sizes[i], text << (i ? ", " : "") << sizes[i];
-  text << ") " << what << ", " << std::fixed << std::setprecision(1) << floats * sizeof(float) / (1 << 30)
-       << " GiB,";
-  return attempt(text.str(), like,
-                 [&] { return torch::stable::new_empty(like, {sizes.data(), sizes.size()}); });
 }
 
 void compute(const char* op, const Problem& p, const Tensor& on, std::optional<Plan> given = {}) {
@@ -231,11 +212,7 @@ void check_out(const Operands& o, const Tensor& out) {
   same_device_as("out", float32("out", out), o.names.a, o.a);
   bool fits = out.dim() == static_cast<int64_t>(o.sizes.size());
   for (int64_t i = 0; fits && i < out.dim(); ++i) fits = out.sizes()[i] == o.sizes[i];
-  if (!fits) {
-    std::ostringstream wanted;
-    for (size_t i = 0; i < o.sizes.size(); ++i) wanted << (i ? ", " : "") << o.sizes[i];
-    fail("out must have shape (", wanted.str(), "), got ", shape(out));
-  }
+  if (!fits) fail("out must have shape ", listed(o.sizes), ", got ", shape(out));
   if (out.numel() > 0 && !apart_from_itself(out))
     fail(
         "unsupported operation: more than one element of the written-to tensor refers to a single memory "
@@ -371,9 +348,9 @@ struct Linear {
   void compute(const Tensor& out) const {
     if (out.numel() == 0) return;
     // Leading dimensions of more kinds of steps than a batch of matrices has are copied.
-    const Tensor x = Leading(input).fits ? input : attempt("copy input of shape " + shape(input), input, [&] {
-      return torch::stable::contiguous(input);
-    });
+    const Tensor x = Leading(input).fits ? input
+                                         : attempt([&] { return "copy input of shape " + shape(input); },
+                                                   input, [&] { return torch::stable::contiguous(input); });
     const Leading l(x);
     Problem p{
         .batch = l.batch,
