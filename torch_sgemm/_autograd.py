@@ -126,18 +126,8 @@ class Gemm(Function):
 
     @staticmethod
     def backward(ctx, grad):
-        a, b = ctx.saved_tensors
-        needs_a, needs_b, needs_c, *_ = ctx.needs_input_grad
-        product, beta, *rest, (a_turned, b_turned) = ctx.given
-        grad_a = grad_b = grad_c = None
-        # In the layout of a and b: what accumulates gradients would copy them into it.
-        if needs_a:
-            grad_a = product(b, grad.mT, *rest).mT if a_turned else product(grad, b.mT, *rest)
-        if needs_b:
-            grad_b = product(grad.mT, a, *rest).mT if b_turned else product(a.mT, grad, *rest)
-        if needs_c:
-            grad_c = grad if beta == 1 else beta * grad
-        return grad_a, grad_b, grad_c, None, None, None, None, None
+        grads = gradients(grad, *ctx.saved_tensors, ctx.needs_input_grad[:3], *ctx.given)
+        return *grads, None, None, None, None, None
 
     @staticmethod
     def jvp(ctx, a_tangent, b_tangent, c_tangent, *_rest):
@@ -154,8 +144,26 @@ class Gemm(Function):
             return sum(terms[1:], start=terms[0])
 
 
+def gradients(grad, a, b, needed, product, beta, alpha, precision, turned):
+    """Of a, b and c, each None where it is not needed. In the layout of a and b, of which turned
+    says whether they have columns: what accumulates gradients would copy them into it."""
+    needs_a, needs_b, needs_c = needed
+    a_turned, b_turned = turned
+    rest = alpha, precision
+    grad_a = grad_b = grad_c = None
+    if needs_a:
+        grad_a = product(b, grad.mT, *rest).mT if a_turned else product(grad, b.mT, *rest)
+    if needs_b:
+        grad_b = product(grad.mT, a, *rest).mT if b_turned else product(a.mT, grad, *rest)
+    if needs_c:
+        grad_c = grad if beta == 1 else beta * grad
+    return grad_a, grad_b, grad_c
+
+
 def has_columns(t: Tensor) -> bool:
     """Whether a column's elements are adjacent, and not a row's."""
+    if t.is_contiguous():  # the cheapest of these questions
+        return False
     row, col = t.stride()[-2:]
     return row == 1 and col != 1
 

@@ -369,18 +369,16 @@ _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _raw_gemm, _raw_linear = _sgemm._gemm.default, _sgemm._linear.default
 
 
-def _is_ours(t: Tensor) -> bool:
-    return type(t) in _PLAIN and t.dtype is torch.float32
-
-
 def _is_plain(a: Tensor, b: Tensor, c: Tensor | None = None) -> bool:
     """Whether nothing but autograd may have an interest in a call of float32: no compiler,
     subclass, transform, autocast, dispatch mode."""
+    # Written out, for a call of a function costs as much as two of these questions.
     return (
         not torch.compiler.is_compiling()
-        and _is_ours(a)
-        and _is_ours(b)
-        and (c is None or _is_ours(c))
+        and type(a) in _PLAIN
+        and type(b) in _PLAIN
+        and a.dtype is b.dtype is torch.float32
+        and (c is None or (type(c) in _PLAIN and c.dtype is torch.float32))
         and not _autograd.is_intercepted()
     )
 
@@ -397,7 +395,27 @@ def _eager_product(a, b, alpha, precision):
     return _raw_gemm(a, b, None, 0.0, alpha, precision)
 
 
-_EAGER = Form(lambda _keys, *arguments: _raw_gemm(*arguments), _eager_product)
+class _EagerGemm(_autograd.Function):
+    """What Gemm does. Each argument of a Function costs a call time: scalars (beta, alpha,
+    precision) are one, and there is no c where nothing is added."""
+
+    @staticmethod
+    def forward(ctx, a, b, scalars, c=None):
+        needs_a, needs_b, *_ = ctx.needs_input_grad
+        turned = needs_a and _autograd.has_columns(a), needs_b and _autograd.has_columns(b)
+        ctx.given = scalars, turned
+        ctx.save_for_backward(a if needs_b else None, b if needs_a else None)
+        return _raw_gemm(a, b, c, *scalars)
+
+    @staticmethod
+    def backward(ctx, grad):
+        scalars, turned = ctx.given
+        needs_a, needs_b, _, *needs_c = ctx.needs_input_grad
+        needed = needs_a, needs_b, any(needs_c)
+        grad_a, grad_b, grad_c = _autograd.gradients(
+            grad, *ctx.saved_tensors, needed, _eager_product, *scalars, turned
+        )
+        return grad_a, grad_b, None, grad_c
 
 
 class _EagerLinear(_autograd.Function):
@@ -440,7 +458,8 @@ def _eager_gemm(dim, a, b, c, beta, alpha, precision) -> Tensor | None:
     try:
         if not _requires_grad(a, b, c):
             return _raw_gemm(a, b, c, beta, alpha, precision)
-        return _autograd.Gemm.apply(a, b, c, beta, alpha, precision, _EAGER, None)
+        addend = () if c is None else (c,)
+        return _EagerGemm.apply(a, b, (beta, alpha, precision), *addend)
     except RuntimeError:
         return None
 
