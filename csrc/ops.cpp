@@ -58,10 +58,10 @@ void check_out(const Tensor& out, const Operands& o) {
   same_device("out", matrix("out", out), o.a);
   if (out.sizes()[0] != o.M() || out.sizes()[1] != o.N())
     fail("out must have shape (", o.M(), ", ", o.N(), "), got ", shape(out));
-  const Extent written(out);
-  if (overlaps_itself(written))
+  if (overlaps_itself(out))
     fail("out must not overlap itself: its strides (", out.stride(0), ", ", out.stride(1),
          ") give several elements one memory location; pass out.clone() or a new tensor");
+  const Extent written(out);
   const auto apart = [&](const char* name, const Extent& read) {
     if (overlap(written, read))
       fail("out must not share memory with ", name,

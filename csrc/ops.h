@@ -19,6 +19,7 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "gemm.h"
@@ -134,13 +135,27 @@ inline bool overlap(Extent p, Extent q) {
   return first <= last;
 }
 
-// Whether two indices lead to one address: i * s == j * t for some 0 < i < rows, 0 < j < cols.
-inline bool overlaps_itself(const Extent& e) {
-  if (e.empty()) return false;
-  if ((e.rows > 1 && e.row_stride == 0) || (e.cols > 1 && e.col_stride == 0)) return true;
-  if (e.rows == 1 || e.cols == 1) return false;
-  const int64_t g = std::gcd(e.row_stride, e.col_stride);
-  return e.col_stride / g < e.rows && e.row_stride / g < e.cols;
+// Whether two indices of t may lead to one address. Exact where at most two dimensions have several elements;
+// where more have, each has to step over all that the smaller ones reach.
+inline bool overlaps_itself(const Tensor& t) {
+  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
+  for (int64_t i = 0; i < t.dim(); ++i) {
+    if (t.sizes()[i] == 0) return false;
+    if (t.sizes()[i] > 1) dims.emplace_back(t.stride(i), t.sizes()[i]);
+  }
+  std::sort(dims.begin(), dims.end());
+  bool apart = true;
+  int64_t reached = 0;
+  for (const auto& [stride, size] : dims) {
+    apart = apart && stride > reached;
+    reached += stride * (size - 1);
+  }
+  if (apart || dims.size() != 2) return !apart;
+  // Whether i * row == j * col for some 0 < i < rows, 0 < j < cols.
+  const auto [row, rows] = dims[0];
+  const auto [col, cols] = dims[1];
+  const int64_t g = std::gcd(row, col);
+  return g == 0 || (col / g < rows && row / g < cols);
 }
 
 inline bool adjacent_columns(const Tensor& t) { return t.sizes()[1] <= 1 || t.stride(1) == 1; }

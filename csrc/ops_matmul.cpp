@@ -19,6 +19,14 @@ using sgemm::matmul::Operand;
 using sgemm::matmul::Plan;
 using sgemm::matmul::Problem;
 
+// For the CPU's ops, too.
+void check_apart(Tensor out) {
+  if (overlaps_itself(out))
+    fail(
+        "unsupported operation: more than one element of the written-to tensor refers to a single memory "
+        "location; pass out.clone() or a new tensor as out");
+}
+
 #define SGEMM_PRECISION "str precision=\"auto\""
 #define SGEMM_SCALARS "float beta=1.0, float alpha=1.0, " SGEMM_PRECISION
 #define SGEMM_DEFINE(name, arguments, options)             \
@@ -185,21 +193,6 @@ struct Range {
   bool meets(const Range& r) const { return first <= r.last && r.first <= last; }
 };
 
-// Whether no two indices lead to one address, as far as that can be told from each dimension stepping over
-// all that the smaller ones reach.
-bool apart_from_itself(const Tensor& t) {
-  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
-  for (int64_t i = 0; i < t.dim(); ++i)
-    if (t.sizes()[i] > 1) dims.emplace_back(t.stride(i), t.sizes()[i]);
-  std::sort(dims.begin(), dims.end());
-  int64_t reached = 0;
-  for (const auto& [stride, size] : dims) {
-    if (stride <= reached) return false;
-    reached += stride * (size - 1);
-  }
-  return true;
-}
-
 bool same_elements(const Tensor& a, const Tensor& b) {
   if (a.dim() != b.dim() || a.data_ptr() != b.data_ptr()) return false;
   for (int64_t i = 0; i < a.dim(); ++i)
@@ -213,10 +206,7 @@ void check_out(const Operands& o, const Tensor& out) {
   bool fits = out.dim() == static_cast<int64_t>(o.sizes.size());
   for (int64_t i = 0; fits && i < out.dim(); ++i) fits = out.sizes()[i] == o.sizes[i];
   if (!fits) fail("out must have shape ", listed(o.sizes), ", got ", shape(out));
-  if (out.numel() > 0 && !apart_from_itself(out))
-    fail(
-        "unsupported operation: more than one element of the written-to tensor refers to a single memory "
-        "location; pass out.clone() or a new tensor as out");
+  check_apart(out);
 }
 
 // Whether out may share elements with what is read while it is written. c itself is read where it is written.
@@ -321,7 +311,7 @@ struct Linear {
       : input(in), weight(w), bias(b) {
     check_precision(precision);
     if (!input.defined()) fail("input must be a tensor, got None");
-    if (input.dim() < 1) fail("input must have at least 1 dimension, got a 0-D tensor");
+    if (input.dim() < 1) fail("input must have at least one dimension, got a 0-D tensor");
     float32("input", input);
     operand("weight", weight, 2);
     same_device_as("weight", weight, "input", input);
@@ -462,7 +452,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sgemm, m) {
   SGEMM_DEFINE("linear", "Tensor input, Tensor weight, Tensor? bias=None", SGEMM_PRECISION)
   m.def("_gemm(Tensor a, Tensor b, Tensor? c, float beta, float alpha, str precision) -> Tensor");
   m.def("_gemm_by(Tensor a, Tensor b, Tensor? c, float beta, float alpha, str kernel, int parts) -> Tensor");
+  m.def("_check_apart(Tensor out) -> ()");
   m.def("_linear(Tensor input, Tensor weight, Tensor? bias, str precision) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(sgemm, CompositeExplicitAutograd, m) {
+  m.impl("_check_apart", TORCH_BOX(&check_apart));
 }
 
 #define SGEMM_IMPLEMENT(op)    \

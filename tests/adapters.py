@@ -1,5 +1,7 @@
 """The product ops with the stages' signature, so that a stage's tests are theirs as well."""
 
+import pytest
+
 import torch_sgemm as ts
 
 
@@ -35,3 +37,8 @@ def linear(a, b, c=None, *, alpha=1.0, beta=0.0, out=None):
 
 
 PRODUCTS = {"mm": mm, "bmm": bmm, "linear": linear}
+
+#: For tests of the stages that are the product ops' as well; of alpha, beta and out, which linear
+#: has not, those of the others.
+products_too = pytest.mark.parametrize("stage", [*ts.STAGES, *PRODUCTS], indirect=True)
+gemms_too = pytest.mark.parametrize("stage", [*ts.STAGES, "mm", "bmm"], indirect=True)

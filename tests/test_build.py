@@ -185,11 +185,13 @@ cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 ops = torch.ops.sgemm
 print((ops.stage0.default.redispatch(cpu, a, b) == 4).all().item())
-for name in (*torch_sgemm.STAGES, "cublas"):
+products = ("mm", "addmm", "bmm", "baddbmm", "linear")
+for name in (*torch_sgemm.STAGES, "cublas", *products):
     packet = getattr(ops, name)
+    tensors = (a, a, b) if "add" in name else (a, b)
     for call in (
-        lambda: packet.default.redispatch(cuda, a, b),
-        lambda: packet.out.redispatch(cuda, a, b, out=out),
+        lambda: packet.default.redispatch(cuda, *tensors),
+        lambda: packet.out.redispatch(cuda, *tensors, out=out),
     ):
         try:
             print("returned", call())
@@ -206,13 +208,13 @@ def on_cuda(package, cwd):
     """What ops of a CPU-only build answer where CUDA tensors arrive: one text for all of them."""
     right, *answers = printed(ON_CUDA, package, cwd).splitlines()
     assert right == "True"  # the same call with the CPU's key does reach the C++ function
-    assert len(answers) >= 2 * (7 + 1) + 1
+    assert len(answers) >= 2 * (7 + 1 + 5) + 1
     assert len(set(answers)) == 1, answers
     return answers[0]
 
 
 def test_cuda_tensors_are_told_the_reason(tree, tmp_path):
-    """Without CUDA kernels, an op that CUDA tensors reach says why there are none."""
+    """B49: without CUDA kernels, an op that CUDA tensors reach says why there are none."""
     # No Python file knows this text: it comes from the library.
     text = "this build of torch_sgemm has no CUDA kernels: "
     assert not any(text in file.read_text() for file in tree.glob("torch_sgemm/*.py"))

@@ -57,6 +57,22 @@ some_ops = pytest.mark.parametrize(
 )
 
 
+def steps(*shape, device="cpu"):
+    wide = integers(*(2 * size for size in shape), device=device)
+    return wide[(slice(None, None, 2),) * len(shape)]
+
+
+VIEWS = {
+    "contiguous": integers,
+    "transposed": lambda *s, **on: integers(*reversed(s), **on).permute(
+        tuple(reversed(range(len(s))))
+    ),
+    "expanded": lambda *s, **on: integers(*s[:-1], *s[-1:] and (1,), **on).expand(s),
+    "steps": steps,
+    "offset": lambda *s, **on: integers(torch.Size(s).numel() + 1, **on)[1:].view(s),
+}
+
+
 @pytest.fixture(autouse=True)
 def _twins_without_derivatives(monkeypatch):
     """As on CUDA; on the CPU those of torch's own would stand in unseen."""
@@ -112,6 +128,18 @@ def test_gradients_of_each_subset(case, call, device):
             got = torch.autograd.grad(call(case, *inputs), of, upstream)
             want = torch.autograd.grad(wanted(case, *inputs), of, upstream)
             assert all(torch.equal(g, w) for g, w in zip(got, want, strict=True)), needs
+
+
+@each_op
+@pytest.mark.parametrize("view", VIEWS)
+def test_gradients_of_views(case, view, call, device):
+    """B27, B31, B32, B33: operands and an incoming gradient that no address, leading dimension or
+    view() fits."""
+    x = [VIEWS[view](*s, device=device).requires_grad_() for s in case.shapes]
+    got, want = call(case, *x), wanted(case, *x)
+    upstream = VIEWS[view](*want.shape, device=device)
+    got, want = (torch.autograd.grad(y, x, upstream) for y in (got, want))
+    assert all(torch.equal(g, w) for g, w in zip(got, want, strict=True))
 
 
 @each_op
@@ -470,24 +498,26 @@ def test_an_out_of_matmul_refuses_gradients():
         ts.matmul(a, b, out=torch.empty(3, M, N))
 
 
-@pytest.mark.parametrize("strides", [(0, 1), (1, 0), (1, 1), (2, 1), (1, 3)])
+@pytest.mark.parametrize("strides", [(0, 1), (1, 0), (1, 1), (2, 1), (1, 3), (2, 3)])
 def test_an_out_that_overlaps_itself(strides, device):
-    """B47: elements of out share memory, all of them or some."""
-    out = torch.zeros(40, device=device).as_strided((4, 4), strides)
-    with pytest.raises(RuntimeError, match="single memory location"):
-        ts.mm(integers(4, 3, device=device), integers(3, 4, device=device), out=out)
+    """B47: elements of out share memory, all of them or some; torch's own copy, by which matmul
+    fills an out of three dimensions, does not notice all of it."""
+    out = torch.zeros(80, device=device).as_strided((4, 4), strides)
+    batches = torch.zeros(80, device=device).as_strided((3, 4, 4), (16, *strides))
+    a, b = integers(3, 4, 3, device=device), integers(3, 4, device=device)
+    for call_ in (
+        lambda: ts.mm(a[0], b, out=out),
+        lambda: ts.bmm(a, b.expand(3, 3, 4), out=batches),
+        lambda: ts.matmul(a, b, out=batches),
+        lambda: torch.ops.sgemm.linear.out(a, b.t(), out=batches),
+    ):
+        with pytest.raises(RuntimeError, match="single memory location"):
+            call_()
     assert not out.any()
+    assert not batches.any()
 
 
 # ---- fakes ---------------------------------------------------------------------------------------
-
-VIEWS = {
-    "contiguous": lambda *s: integers(*s),
-    "transposed": lambda *s: integers(*reversed(s)).permute(tuple(reversed(range(len(s))))),
-    "expanded": lambda *s: integers(*s[:-1], *s[-1:] and (1,)).expand(s),
-    "steps": lambda *s: integers(*(2 * size for size in s))[(slice(None, None, 2),) * len(s)],
-    "offset": lambda *s: integers(torch.Size(s).numel() + 1)[1:].view(s),
-}
 
 
 @each_op

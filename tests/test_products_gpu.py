@@ -2,12 +2,14 @@
 memory, parts of K in graphs, sizes that 32 bits do not hold."""
 
 import itertools
+import math
 
 import arena
 import check
 import pytest
 import torch
-from test_gpu import allocations, device_work, randn
+from adapters import PRODUCTS
+from gpu_work import allocations, device_work, is_ours, randn, require_ours_alone, two_gpus
 
 import torch_sgemm as ts
 
@@ -67,8 +69,85 @@ def test_every_kernel_at_its_edges(kernel, turned, access):
         assert ran or not (possible and ragged)
 
 
-def is_ours(name):
-    return "sgemm::matmul::" in name
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("kernel", [*TILES, *SKINNY])
+def test_every_kernel_keeps_classes_of_numbers(kernel, parts):
+    """B52: NaN of an addend that beta = 0 leaves out; B54: zero times NaN beyond an edge; B55, B57:
+    infinities become NaN, or NaNs infinite; B59: subnormals are flushed."""
+    M, N, K = *((size + 4 for size in TILES[kernel]) if kernel in TILES else (8, 132)), 300
+    a = arena.place(randn(M, K), "padded_by_16_bytes")
+    b = arena.place(randn(K, N), "transposed" if kernel == "dot" else "padded_by_16_bytes")
+    a.view[0, 0], a.view[1, 1], a.view[2, 2], b.view[2, 7] = math.inf, -math.inf, math.inf, 0.0
+    a.view[3:6, 3].view(torch.int32).copy_(torch.tensor([0x7F800001, -0x7FFFFF, 0x7FC00000]))
+    a.view[6] = 1e-40
+    result = ops._gemm_by(
+        a.view, b.view, torch.full((N,), math.nan).cuda(), 0.0, 2.0, kernel, parts
+    )
+    check.require(result, check.reference(a.view, b.view, alpha=2.0))
+    assert result[6].count_nonzero() == N
+
+
+STRIDE = 5 << 26  # seven of them are more than 2^31 elements
+FAR = {
+    **{f"rows of {name}": (name, (8, 8), (STRIDE, 1)) for name in "abc"},
+    **{f"columns of {name}": (name, (8, 8), (1, STRIDE)) for name in "abc"},
+    **{f"batches of {name}": (name, (3, 8, 8), (1 << 30, 8, 1)) for name in "abc"},
+}
+
+
+@pytest.mark.parametrize("far", FAR)
+def test_offsets_beyond_32_bits_in_every_kernel(far):
+    """B36: stride times index wraps at 2^31 elements."""
+    name, size, strides = FAR[far]
+    view = torch.empty(7 * STRIDE + 64, device="cuda").as_strided(size, strides)
+    ran = []
+    for kernel in (*TILES, *SKINNY):
+        x = {n: arena.integers(*size, device="cuda") for n in "abc"}
+        if kernel == "dot":
+            x["b"] = x["b"].mT.contiguous().mT
+        x[name] = view.copy_(x[name])
+        try:
+            result = ops._gemm_by(*x.values(), -1.0, 2.0, kernel, 1)
+        except RuntimeError as error:
+            if "cannot compute" not in str(error):
+                raise
+            continue
+        check.require(result, check.reference(*x.values(), 2.0, -1.0), kernel)
+        ran.append(kernel)
+    assert {*TILES} < {*ran}
+
+
+@pytest.mark.parametrize("long", ["M", "N"])
+@pytest.mark.parametrize("tile", TILES)
+def test_more_tiles_than_a_grid_is_high(tile, long):
+    """B40: 65,535 blocks are the most along y and z."""
+    BM, BN = TILES[tile]
+    M, N = (65535 * BM + 4, 12) if long == "M" else (12, 65535 * BN + 4)
+    a, b = arena.integers(M, 1, device="cuda"), arena.integers(1, N, device="cuda")
+    assert torch.equal(ops._gemm_by(a, b, None, 0.0, 1.0, tile, 1), a * b)
+
+
+@pytest.mark.parametrize("kernel", ["64x64", *SKINNY])
+def test_more_batches_than_a_grid_has_with_k_in_parts(kernel):
+    """B39: the second launch has parts, and an addend, of its own."""
+    B, M, N, K = 65537, 2, 3, 300
+    a, b, c = randn(B, M, K), randn(B, K, N), randn(B, 1, N)
+    b = b.mT.contiguous().mT if kernel == "dot" else b
+    result = ops._gemm_by(a, b, c, 0.5, 2.0, kernel, 3)
+    check.require(result, check.reference(a, b, c, 2.0, 0.5))
+
+
+@two_gpus
+@pytest.mark.parametrize("kernel", [*TILES, *SKINNY])
+def test_every_kernel_on_each_device(kernel):
+    """B60, B62: what a kernel needs is set up on the first device alone."""
+    for device in ("cuda:0", "cuda:1"):
+        a, b = randn(8, 512, device=device), randn(512, 512, device=device)
+        b = b.t() if kernel == "dot" else b
+        result = ops._gemm_by(a, b, None, 0.0, 1.0, kernel, 3)
+        check.require(result, check.reference(a, b))
+        assert result.device == torch.device(device)
+    assert torch.cuda.current_device() == 0
 
 
 @pytest.mark.parametrize("shape", [(70, 130, 260), (3, 300, 500), (40, 40, 9000)])
@@ -81,9 +160,7 @@ def test_only_our_kernels_run_and_nothing_is_copied(layout_a, layout_b, shape):
     b = arena.place(randn(K, N), layout_b).view
     out = torch.empty(N, M, device="cuda").t()
     for call in (lambda: ts.mm(a, b), lambda: ts.addmm(a[:, :1], a, b, out=out)):
-        names = device_work(call)
-        assert 1 <= len(names) <= 2
-        assert all(map(is_ours, names)), names
+        require_ours_alone(call)
 
 
 def test_a_training_step_of_linear_runs_three_products_and_a_sum():
@@ -113,31 +190,51 @@ def test_only_the_products_that_are_asked_for_run(needs):
         assert sum(is_ours(name) and "add_parts" not in name for name in names) == 1
 
 
-@pytest.mark.parametrize(
-    ("M", "N", "K"), [(512, 512, 512), (16, 16, 65536), (1, 4096, 4096), (130, 70, 9000)]
-)
-def test_the_memory_is_what_explain_says(M, N, K):
-    a, b = randn(M, K), randn(K, N)
-    plan = ts.explain(a, b)
-    ts.mm(a, b)
+OPERANDS = {
+    "whole": lambda: (randn(512, 512), randn(512, 512)),
+    "in parts": lambda: (randn(16, 65536), randn(65536, 16)),
+    "edges, in parts": lambda: (randn(130, 9000), randn(9000, 70)),
+    "a row": lambda: (randn(1, 4096), randn(4096, 4096)),
+    "a batch": lambda: (randn(9, 100, 200), randn(9, 200, 300)),
+    # 256 MB each, were they copied
+    "windows that overlap": lambda: (
+        randn(3000).as_strided((64, 1024, 1024), (1, 1, 1)),
+        randn(64, 1024, 16),
+    ),
+    "one for all": lambda: (randn(1024, 1024).expand(64, 1024, 1024), randn(64, 1024, 16)),
+}
+
+
+@pytest.mark.parametrize("operands", OPERANDS)
+def test_the_memory_is_what_explain_says(operands):
+    """B25, pytorch#52111: a copy of 37 GiB of what was a window over a few numbers."""
+    a, b = OPERANDS[operands]()
+    plan, op = ts.explain(a, b), ts.mm if a.dim() == 2 else ts.bmm
+    op(a, b)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    result = ts.mm(a, b)
+    result = op(a, b)
     peak = torch.cuda.max_memory_allocated() - before
 
     def rounded(size):
         return -(-size // 512) * 512
 
     assert peak == rounded(result.nbytes) + rounded(plan.workspace_bytes)
-    assert allocations(lambda: ts.mm(a, b)) == 1 + (plan.parts > 1)
+    assert allocations(lambda: op(a, b)) == 1 + (plan.workspace_bytes > 0)
+    check.require(result, check.reference(a, b))
 
 
 @pytest.mark.parametrize(
-    ("M", "N", "K"), [(16, 16, 65536), (8, 384, 7168), (1024, 832, 4096), (1, 4096, 14336)]
+    ("M", "N", "K"),
+    [
+        *((16, 16, 65536), (8, 384, 7168), (384, 8, 7168), (1024, 832, 4096)),
+        *((1, 4096, 14336), (16, 4096, 14336)),
+    ],
 )
 def test_parts_of_k_are_added_up_in_order(M, N, K):
-    """CUDALibrarySamples#243, vllm#56887: atomics differ from run to run; aiter#4494, cutlass#1296:
-    counters that are not reset hang; cutlass#3538: partial sums of the call before."""
+    """B101, CUDALibrarySamples#243, B102, vllm#56887: atomics differ from run to run; B67,
+    aiter#4494, B71, cutlass#1296: counters that are not reset hang; B70, cutlass#3538: partial sums
+    of the call before."""
     a, b = randn(M, K), randn(K, N)
     first = ts.mm(a, b)
     check.require(first, check.reference(a, b))
@@ -158,7 +255,7 @@ def test_parts_of_k_are_added_up_in_order(M, N, K):
 
 
 def test_a_graph_outlives_another_that_is_freed():
-    """aiter#5393: a workspace of one graph's memory is used by the other."""
+    """B68, aiter#5393: a workspace of one graph's memory is used by the other."""
     a, b = randn(16, 65536), randn(65536, 16)
     graphs, results = [torch.cuda.CUDAGraph() for _ in range(2)], []
     for graph in graphs:
@@ -175,15 +272,35 @@ def test_a_graph_outlives_another_that_is_freed():
 
 
 def test_batches_beyond_2_to_the_31_elements():
-    """pytorch#196431: batch times stride in 32 bits wrote before the buffer."""
+    """B35, pytorch#196431: batch times stride in 32 bits wrote before the buffer."""
     a, b = randn(8209, 512, 1), randn(8209, 1, 512)
     result = ts.bmm(a, b)
     for batch in (slice(0, 2), slice(8189, 8209)):
         check.require(result[batch], check.reference(a[batch], b[batch]))
 
 
+def test_batches_of_rows_beyond_2_to_the_31_elements():
+    """B37, mlx#1051, pytorch#191083: their number overflows on the host."""
+    a, b = randn(131072, 128, 32), randn(32, 128)
+    result = ts.matmul(a, b)
+    for part in (slice(0, 2), slice(65535, 65537), slice(131070, 131072)):
+        check.require(result[part], check.reference(a[part], b.expand(2, 32, 128)))
+
+
+@pytest.mark.parametrize("op", PRODUCTS.values(), ids=PRODUCTS)
+def test_sizes_over_the_limit_are_refused(op):
+    limit, one = 2_147_482_623, torch.ones(1, 1, device="cuda")
+    for a, b in (
+        ((limit + 1, 1), (1, 1)),
+        ((1, 1), (1, limit + 1)),
+        ((1, limit + 1), (limit + 1, 1)),
+    ):
+        with pytest.raises(RuntimeError, match=f"must have .*at most {limit}.*, got shape"):
+            op(one.expand(a), one.expand(b))
+
+
 def test_an_unaligned_weight_of_1_gb_is_used_in_place():
-    """pytorch#112771."""
+    """B29, pytorch#112771: copied in every call."""
     w = randn((1 << 28) + 1)[1:].view(1 << 14, 1 << 14)
     x = randn(2, 1 << 14)
     torch.cuda.reset_peak_memory_stats()
@@ -193,7 +310,20 @@ def test_an_unaligned_weight_of_1_gb_is_used_in_place():
     check.require(result[:, :50], check.reference(x, w[:50].t()))
 
 
+@pytest.mark.parametrize("M", [1, 2, 17, 128, 4096])
+def test_a_row_is_right_in_a_batch_of_any_size(M):
+    """B103, pytorch#45422, #136338: its bits may differ, as K is split by the shape (B104); they
+    are within the rule, and the same in every call of that shape."""
+    x, w = randn(4096, 4096), randn(4096, 4096)
+    x[M - 1] = x[0]
+    result = ts.linear(x[:M], w)
+    for row in (0, M - 1):
+        check.require(result[row : row + 1], check.reference(x[:1], w.t()), f"row {row} of {M}")
+    assert torch.equal(ts.linear(x[:M], w), result)
+
+
 def test_deterministic_mode_is_obeyed_by_being_so():
+    """B101: where it is asked for, split K is an error or differs all the same."""
     torch.use_deterministic_algorithms(True)
     try:
         x, w = randn(16, 65536).requires_grad_(), randn(65536, 16).requires_grad_()

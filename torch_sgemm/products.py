@@ -84,25 +84,10 @@ def _out_cpu(compute):
         result = compute(*args, **kwargs)
         if out.shape != result.shape:
             raise RuntimeError(f"out must have shape {tuple(result.shape)}, got {tuple(out.shape)}")
-        if _overlaps_itself(out):
-            raise RuntimeError(
-                "unsupported operation: more than one element of the written-to tensor refers to a "
-                "single memory location; pass out.clone() or a new tensor as out"
-            )
+        _sgemm._check_apart(out)
         out.copy_(result)  # computed apart, so that out may be any of the arguments
 
     return into
-
-
-def _overlaps_itself(t):
-    """As far as that shows from each dimension not stepping over all that smaller ones reach."""
-    reached = 0
-    for stride, size in sorted(zip(t.stride(), t.shape, strict=True)):
-        if size > 1 and t.numel():
-            if stride <= reached:
-                return True
-            reached += stride * (size - 1)
-    return False
 
 
 # ---- fakes ---------------------------------------------------------------------------------------
@@ -356,6 +341,7 @@ for _name, _cpu, _fake, _kernel, _rule in (
     torch.library.register_vmap(f"sgemm::{_name}", _rule, lib=_lib)
     _autograd.register_autocast(_lib, _name)
 
+torch.library.register_fake("sgemm::_check_apart", lambda out: None, lib=_lib)
 _lib.impl("_gemm", _gemm_cpu, "CPU")
 _lib.impl(
     "_linear",
@@ -660,8 +646,8 @@ def matmul(
         out: of the result's shape. Not differentiable.
 
     Other dtypes than float32 are torch's own matmul; so is a call under autocast, unless it has a
-    precision: then it stays in FP32. Nothing is copied but batches that broadcast over more than
-    one dimension.
+    precision: then it stays in FP32. Where both have batches, one whose leading dimensions are no
+    run of equal steps is copied, as by torch.
 
     Returns:
         out, or a new tensor, differentiable in both.
@@ -687,6 +673,7 @@ def matmul(
             wanted, got = getattr(result, what), getattr(out, what)
             if got != wanted:
                 raise RuntimeError(f"out must have {what} {wanted}, got {got}")
+        _sgemm._check_apart(out)
         return out.copy_(result)
     if other.dim() == 1:
         if input.dim() == 1:
