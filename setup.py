@@ -20,6 +20,7 @@ from torch.utils.cpp_extension import CUDA_HOME, BuildExtension, CppExtension, C
 ROOT = Path(__file__).parent
 VERSION = "0.1.0"
 ALL_ARCHS = "8.0;8.6;8.9;9.0a;10.0;12.0+PTX"
+IN_ORDER = "/ring_"  # CUDA files with this in their path
 OLDEST_TORCH = "0x020b000000000000"  # 2.11.0, for the stable ABI's headers
 
 
@@ -82,11 +83,33 @@ def git(*args):
     return done.stdout.strip()
 
 
+def compiler():
+    """nvcc, but that ptxas does not move the instructions of the files that ask for it.
+
+    A kernel whose speed is in the order of its multiply-adds (csrc/matmul/ieee/ring.cuh says why)
+    has to keep it: at -O1, ptxas follows the source.
+    """
+    nvcc = os.environ.get("PYTORCH_NVCC") or str(Path(CUDA_HOME) / "bin" / "nvcc")
+    path = ROOT / "build" / "nvcc"
+    write_if_changed(
+        path,
+        f"""#!/bin/sh
+for argument; do
+  case "$argument" in *{IN_ORDER}*.cu) set -- "$@" -Xptxas -O1; break ;; esac
+done
+exec {nvcc} "$@"
+""",
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
 CUDA, NO_CUDA = find_cuda()
 ARCHS = find_archs() if CUDA else ""
 TOOLKIT = f"cu{CUDA.split('.')[0]}" if CUDA else "cpu"
 if CUDA:
     os.environ["TORCH_CUDA_ARCH_LIST"] = ARCHS
+    os.environ["PYTORCH_NVCC"] = compiler()
 elif os.environ.get("TORCH_SGEMM_CUDA") == "1":
     sys.exit(f"TORCH_SGEMM_CUDA=1, but no CUDA build of torch_sgemm is possible: {NO_CUDA}")
 

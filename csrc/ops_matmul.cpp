@@ -156,7 +156,13 @@ Device device_of(const Tensor& on) {
     size_t free = 0, total = 0;
     check_launch(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, on.get_device_index()));
     check_launch(cudaMemGetInfo(&free, &total));
-    found = Device{sms, std::max<int64_t>(int64_t{1} << 30, total / 16) / int64_t{sizeof(float)}};
+    int major = 0, minor = 0;
+    check_launch(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, on.get_device_index()));
+    check_launch(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, on.get_device_index()));
+    found = Device{
+        .sms = sms,
+        .max_workspace = std::max<int64_t>(int64_t{1} << 30, total / 16) / int64_t{sizeof(float)},
+        .hopper = major == 9 && minor == 0 && std::string(SGEMM_ARCHS).find("9.0a") != std::string::npos};
   }
   return *found;
 }
@@ -407,7 +413,7 @@ Tensor gemm_by(Tensor, Tensor, Addend, double, double, Text, int64_t) { no_cuda(
 // column stride; `aligned`: whether A, B and out begin at multiples of 16 bytes, as bits 0, 1 and 2.
 extern "C" __attribute__((visibility("default"))) const char* torch_sgemm_plans(
     int64_t batch, int64_t M, int64_t N, int64_t K, const int64_t* a, const int64_t* b, const int64_t* out,
-    int aligned, int sms, int64_t max_workspace) {
+    int aligned, int sms, int64_t max_workspace, int hopper) {
   const auto address = [&](int bit) { return reinterpret_cast<float*>(aligned >> bit & 1 ? 16 : 20); };
   const sgemm::matmul::Problem p{.batch = batch,
                                  .M = M,
@@ -419,11 +425,12 @@ extern "C" __attribute__((visibility("default"))) const char* torch_sgemm_plans(
                                  .out = {address(2), out[0], out[1], out[2]},
                                  .alpha = 1,
                                  .beta = 0};
-  const sgemm::matmul::Device device{sms, max_workspace};
+  const sgemm::matmul::Device device{sms, max_workspace, hopper != 0};
   const sgemm::matmul::Plan best = sgemm::matmul::select(p, device);
   std::ostringstream text;
   const auto add = [&](const sgemm::matmul::Plan& plan) {
-    text << "{\"kernel\": \"" << sgemm::matmul::kernel_name(plan) << "\", \"parts\": " << plan.splits
+    text << "{\"kernel\": \"" << sgemm::matmul::kernel_name(plan) << "\", \"parts\": " << (plan.streamed ? 2 : plan.splits)
+         << ", \"streamed\": " << (plan.streamed ? "true" : "false")
          << ", \"transposed\": " << (plan.transposed ? "true" : "false")
          << ", \"vector\": " << (plan.access == sgemm::matmul::Access::kVector ? "true" : "false")
          << ", \"workspace_bytes\": " << plan.workspace * int64_t{sizeof(float)}

@@ -63,10 +63,11 @@ def product(a, b, c=None, *, alpha, beta, out):
     torch_sgemm.addmm(c, a, b, alpha=alpha, beta=beta, out=out)
 
 
-PRODUCTS = {
-    kernel: by_kernel(kernel)
-    for kernel in ("128x256", "64x128", "64x64", "32x128", "128x32", "32x32", "dot", "axpy")
-}
+TILED = ("128x256", "64x128", "64x64", "32x128", "128x32", "32x32")
+RINGS = tuple(
+    f"ring{tile}{k}" for tile in ("256x128", "128x128", "128x64", "64x64") for k in ("", "k")
+)
+PRODUCTS = {kernel: by_kernel(kernel) for kernel in (*TILED, *RINGS, "dot", "axpy")}
 
 
 def main() -> None:

@@ -458,10 +458,16 @@ def test_autocast_is_obeyed_by_drop_in_functions_alone(device):
 
 
 def test_explain_says_kernel_workspace_and_reason():
-    plan = ts.explain((4096, 4096), (4096, 4096))
-    assert plan.workspace_bytes == 0
-    assert plan.parts == 1
-    assert re.search(r"^\d+x\d+, [\d.]+ us predicted: \d+ blocks for \d+ places", str(plan))
+    plan = ts.explain((300, 5000), (5000, 20))
+    assert plan.workspace_bytes == 4 * 300 * 20 * plan.parts
+    assert re.search(
+        r"^\d+x\d+, K in \d+ parts, .* us predicted: \d+ blocks for \d+ places", str(plan)
+    )
+    large = ts.explain((4096, 4096), (4096, 4096))
+    assert large.kernel == "ring256x128"
+    assert (large.parts, large.streamed) == (2, True)
+    assert large.workspace_bytes == 4 * (4096 * 4096 + (132 + 512 % 132) * 256 * 128)
+    assert "132 multiprocessors, which share K of the last 116; A is copied first" in str(large)
     deep = ts.explain((16, 65536), (65536, 16))
     assert deep.workspace_bytes == 4 * 16 * 16 * deep.parts
     assert "K in" in str(deep)
@@ -494,7 +500,7 @@ def test_no_chunk_of_a_tile_is_copied_in_part():
     padded = torch.empty(1000, 64)
     for cols, vector in ((40, True), (41, False)):
         for plan in ts.plan.candidates(torch.empty(1000, 1000), padded[:, :cols]):
-            assert plan.vector == vector or plan.kernel == "axpy"
+            assert plan.vector == vector or plan.kernel == "axpy" or plan.kernel[:4] == "ring"
     by_k = torch.empty(64, 1004)[:, :1001].t()  # neighbours along k: parts go through registers
     assert ts.explain(torch.empty(1000, 1004)[:, :1001], by_k).vector
 

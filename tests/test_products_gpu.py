@@ -24,7 +24,19 @@ TILES = {
     "128x32": (128, 32),
     "32x32": (32, 32),
 }
+#: "k": for A with neighbours along k.
+RINGS = {
+    name + k: size
+    for name, size in {
+        "ring256x128": (256, 128),
+        "ring128x128": (128, 128),
+        "ring128x64": (128, 64),
+        "ring64x64": (64, 64),
+    }.items()
+    for k in ("", "k")
+}
 SKINNY = {"dot": (8, 130), "axpy": (8, 130)}
+KERNELS = TILES | RINGS | SKINNY
 #: Of A and B: row-major and column-major, 16 bytes aligned, not aligned, not adjacent.
 LAYOUTS = {
     "chunks": ("padded_by_16_bytes", "transposed"),
@@ -37,13 +49,26 @@ def shapes(BM, BN):
     return [(1, BN + 1, 20), (BM, BN, 16), (BM + 3, BN - 1, 47), (2 * BM - 1, 1, 130), (BM, 4, 1)]
 
 
+@pytest.fixture(autouse=True)
+def needs_hopper(request):
+    used = request.node.callspec.params.values() if hasattr(request.node, "callspec") else ()
+    if {*RINGS} & {*map(str, used)} and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs compute capability 9.0")
+
+
+def here(kernels):
+    """Those that this GPU runs."""
+    hopper = torch.cuda.get_device_capability() == (9, 0)
+    return [kernel for kernel in kernels if hopper or kernel not in RINGS]
+
+
 @pytest.mark.parametrize("access", LAYOUTS)
 @pytest.mark.parametrize("turned", list(itertools.product((0, 1), repeat=2)))
-@pytest.mark.parametrize("kernel", [*TILES, *SKINNY])
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_every_kernel_at_its_edges(kernel, turned, access):
     """In each layout, with K whole and in parts; nothing beside the operands is read."""
     ran = 0
-    for M, N, K in shapes(*(TILES | SKINNY)[kernel]):
+    for M, N, K in shapes(*KERNELS[kernel]):
         if kernel in SKINNY:
             M = min(M, 8)
         M, N, K = (-(-size // 4) * 4 if access == "chunks" else size for size in (M, N, K))
@@ -63,18 +88,20 @@ def test_every_kernel_at_its_edges(kernel, turned, access):
                 check.require(result, reference, f"{kernel}, {M} x {N} x {K}, {parts} parts")
                 continue
             assert "cannot compute" in why
-    if access != "any" or kernel == "64x64":
+    if kernel in RINGS:
+        assert ran or (kernel.endswith("k") and (turned[0] or access != "chunks"))
+    elif access != "any" or kernel == "64x64":
         possible = kernel in TILES or turned[1] == (kernel == "dot")
         ragged = kernel != "128x256" or access == "chunks"
         assert ran or not (possible and ragged)
 
 
 @pytest.mark.parametrize("parts", [1, 3])
-@pytest.mark.parametrize("kernel", [*TILES, *SKINNY])
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_every_kernel_keeps_classes_of_numbers(kernel, parts):
     """B52: NaN of an addend that beta = 0 leaves out; B54: zero times NaN beyond an edge; B55, B57:
     infinities become NaN, or NaNs infinite; B59: subnormals are flushed."""
-    M, N, K = *((size + 4 for size in TILES[kernel]) if kernel in TILES else (8, 132)), 300
+    M, N, K = *((8, 132) if kernel in SKINNY else (size + 4 for size in KERNELS[kernel])), 300
     a = arena.place(randn(M, K), "padded_by_16_bytes")
     b = arena.place(randn(K, N), "transposed" if kernel == "dot" else "padded_by_16_bytes")
     a.view[0, 0], a.view[1, 1], a.view[2, 2], b.view[2, 7] = math.inf, -math.inf, math.inf, 0.0
@@ -101,7 +128,7 @@ def test_offsets_beyond_32_bits_in_every_kernel(far):
     name, size, strides = FAR[far]
     view = torch.empty(7 * STRIDE + 64, device="cuda").as_strided(size, strides)
     ran = []
-    for kernel in (*TILES, *SKINNY):
+    for kernel in here(KERNELS):
         x = {n: arena.integers(*size, device="cuda") for n in "abc"}
         if kernel == "dot":
             x["b"] = x["b"].mT.contiguous().mT
@@ -114,14 +141,14 @@ def test_offsets_beyond_32_bits_in_every_kernel(far):
             continue
         check.require(result, check.reference(*x.values(), 2.0, -1.0), kernel)
         ran.append(kernel)
-    assert {*TILES} < {*ran}
+    assert {kernel for kernel in here(TILES | RINGS) if not kernel.endswith("k")} <= {*ran}
 
 
 @pytest.mark.parametrize("long", ["M", "N"])
-@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("tile", [*TILES, *RINGS])
 def test_more_tiles_than_a_grid_is_high(tile, long):
     """B40: 65,535 blocks are the most along y and z."""
-    BM, BN = TILES[tile]
+    BM, BN = KERNELS[tile]
     M, N = (65535 * BM + 4, 12) if long == "M" else (12, 65535 * BN + 4)
     a, b = arena.integers(M, 1, device="cuda"), arena.integers(1, N, device="cuda")
     assert torch.equal(ops._gemm_by(a, b, None, 0.0, 1.0, tile, 1), a * b)
@@ -138,7 +165,7 @@ def test_more_batches_than_a_grid_has_with_k_in_parts(kernel):
 
 
 @two_gpus
-@pytest.mark.parametrize("kernel", [*TILES, *SKINNY])
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_every_kernel_on_each_device(kernel):
     """B60, B62: what a kernel needs is set up on the first device alone."""
     for device in ("cuda:0", "cuda:1"):
@@ -172,7 +199,8 @@ def test_a_training_step_of_linear_runs_three_products_and_a_sum():
         torch.autograd.grad(ts.linear(x, w, bias), (x, w, bias), upstream)
 
     names = device_work(step)
-    ours = [name for name in names if is_ours(name) and "add_parts" not in name]
+    beside = ("add_parts", "add_pieces", "panels")
+    ours = [name for name in names if is_ours(name) and not any(b in name for b in beside)]
     others = [name for name in names if not is_ours(name)]
     assert len(ours) == 3, names
     assert len(others) == 1, names

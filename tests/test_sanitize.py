@@ -146,7 +146,8 @@ def matmul_objects(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sanitize_matmul")
     sources = [
         *(TESTS / "executor_matmul.cpp", CSRC / "host" / "simt.cpp", CSRC / "host" / "sectors.cpp"),
-        *sorted(MATMUL.glob("**/*.cu")),
+        # The ring kernels are for compute capability 9.0 alone.
+        *(path for path in sorted(MATMUL.glob("**/*.cu")) if not path.stem.startswith("ring_")),
     ]
     with ThreadPoolExecutor(2) as pool:
         objects = pool.map(lambda source: compile_stage(source, folder), sources)

@@ -11,15 +11,18 @@ from torch import Tensor
 from torch_sgemm import _library, _precision
 
 #: What is assumed where no GPU is there to be asked: an H200.
-SMS, MEMORY = 132, 139 << 30
+SMS, MEMORY, CAPABILITY = 132, 139 << 30, (9, 0)
 
 
 @dataclass(frozen=True)
 class Plan:
     """How one product is computed. ``str`` of it is a line to be read."""
 
-    kernel: str  #: a block tile ("64x128"), or "dot" or "axpy" for few rows
+    #: a block tile ("64x128"), with producer warps on compute capability 9.0 ("ring256x128"), or
+    #: "dot" or "axpy" for few rows
+    kernel: str
     parts: int  #: of K; each is computed apart, then they are added up in order
+    streamed: bool  #: whether blocks share the last tiles' K out among them all; parts is 2 then
     transposed: bool  #: whether out^T = B^T @ A^T is computed
     vector: bool  #: whether operands are read 16 bytes at a time
     workspace_bytes: int  #: beside the result; from torch's allocator
@@ -27,7 +30,7 @@ class Plan:
     reason: str
 
     def __str__(self) -> str:
-        split = f", K in {self.parts} parts" if self.parts > 1 else ""
+        split = f", K in {self.parts} parts" if self.parts > 1 and not self.streamed else ""
         space = f", {self.workspace_bytes:,} bytes of workspace" if self.workspace_bytes else ""
         return f"{self.kernel}{split}{space}, {1e6 * self.seconds:.1f} us predicted: {self.reason}"
 
@@ -56,16 +59,17 @@ def candidates(
     (batch, M, K), N = a.shape, b.shape[2]
     if 0 in (batch, M, N):
         raise ValueError(f"the result of shape {(batch, M, N)} is empty: nothing is computed")
-    sms, memory = SMS, MEMORY
+    sms, memory, capability = SMS, MEMORY, CAPABILITY
     if a.is_cuda:
         properties = torch.cuda.get_device_properties(a.device)
         sms, memory = properties.multi_processor_count, properties.total_memory
+        capability = properties.major, properties.minor
     aligned = 4 | sum(bit for bit, t in ((1, a), (2, b)) if t.is_meta or t.data_ptr() % 16 == 0)
     strides = ((_int64 * 3)(*stride) for stride in (a.stride(), b.stride(), (M * N, N, 1)))
     found = _plans(
         *(_int64(size) for size in (batch, M, N, K)),
         *strides,
-        *(aligned, sms, _int64(max(1 << 30, memory // 16) // 4)),
+        *(aligned, sms, _int64(max(1 << 30, memory // 16) // 4), capability == (9, 0)),
     )
     return [Plan(**plan) for plan in json.loads(found.decode())]
 

@@ -36,6 +36,16 @@ __device__ __forceinline__ Part part_of(const Arguments& g) {
           begin + (left < g.split_k ? left : g.split_k)};
 }
 
+// The block's product where a block computes more than one, and all of K.
+__device__ __forceinline__ Part part_of(const Arguments& g, int64_t batch) {
+  return {g.A.data + batch * g.A.batch,
+          g.B.data + batch * g.B.batch,
+          g.C.data == nullptr ? nullptr : g.C.data + batch * g.C.batch,
+          g.out.data + batch * g.out.batch,
+          0,
+          g.K};
+}
+
 // Four neighbouring elements of a row of out. It is left to the caller that the row exists.
 __device__ __forceinline__ void store4(const Arguments& g, const Part& part, int row, int col,
                                        const float* acc) {

@@ -1,6 +1,10 @@
 #include "kernel.cuh"
 // The kernels' names first: on the CPU they change the others'.
 #include "ieee/tiles.h"
+#ifndef SGEMM_HOST
+#include "ieee/panels.h"
+#include "ieee/rings.h"
+#endif
 #include "launch.h"
 #include "skinny/skinny.h"
 
@@ -60,24 +64,54 @@ cudaError_t launch_method(const Arguments& g, const Plan& plan, dim3 grid, cudaS
   return cudaErrorInvalidValue;
 }
 
+cudaError_t launch_ring(const Arguments& all, const Plan& plan, int64_t batch, float* workspace,
+                        cudaStream_t stream) {
+#ifndef SGEMM_HOST
+  // The panels come first in the workspace: they have to be aligned.
+  Arguments g = all;
+  const auto panel = [&](const Operand& o, int64_t stride_x, int64_t stride_k, int x) {
+    const int64_t products = o.batch == 0 ? 1 : batch, pitch = ceil_div(x, 4) * 4;
+    const PanelJob job{o.data,    o.batch, stride_x, stride_k, x, g.K, static_cast<int>(products),
+                       workspace, pitch};
+    workspace += products * g.K * pitch;
+    return job;
+  };
+  PanelJob a{}, b{};
+  if (plan.a_panel)
+    a = panel(g.A, g.A.row, g.A.col, g.M), g.A = {a.to, g.A.batch == 0 ? 0 : g.K * a.pitch, 1, a.pitch};
+  if (plan.b_panel)
+    b = panel(g.B, g.B.col, g.B.row, g.N), g.B = {b.to, g.B.batch == 0 ? 0 : g.K * b.pitch, b.pitch, 1};
+  if (plan.a_panel || plan.b_panel)
+    if (const cudaError_t error = copy_panels(a, b, stream); error != cudaSuccess) return error;
+  int index = 0;
+#define SGEMM_LAUNCH_RING(name) \
+  if (plan.tile / 2 == index++) return ring_##name(g, plan, batch, workspace, stream);
+  SGEMM_RINGS(SGEMM_LAUNCH_RING)
+#undef SGEMM_LAUNCH_RING
+#endif
+  return cudaErrorInvalidValue;
+}
+
 }  // namespace
 
 cudaError_t launch(const Plan& plan, const Problem& problem, float* workspace, cudaStream_t stream) {
   const Problem p = plan.transposed ? problem.transposed() : problem;
+  const Arguments all{.A = p.A,
+                      .B = p.B,
+                      .C = p.C,
+                      .out = p.out,
+                      .M = static_cast<int>(p.M),
+                      .N = static_cast<int>(p.N),
+                      .K = static_cast<int>(p.K),
+                      .split_k = static_cast<int>(plan.split_k),
+                      .out_split = 0,
+                      .alpha = p.alpha,
+                      .beta = p.beta,
+                      .vector_out = aligned(p.out, p.M, p.batch)};
+  if (plan.method == Method::kRing) return launch_ring(all, plan, p.batch, workspace, stream);
   for (int64_t first = 0; first < p.batch; first += MAX_BATCH) {
     const int64_t batch = p.batch - first < MAX_BATCH ? p.batch - first : MAX_BATCH;
-    Arguments g{.A = p.A,
-                .B = p.B,
-                .C = p.C,
-                .out = p.out,
-                .M = static_cast<int>(p.M),
-                .N = static_cast<int>(p.N),
-                .K = static_cast<int>(p.K),
-                .split_k = static_cast<int>(plan.split_k),
-                .out_split = 0,
-                .alpha = p.alpha,
-                .beta = p.beta,
-                .vector_out = aligned(p.out, p.M, p.batch)};
+    Arguments g = all;
     g.A.data += first * p.A.batch;
     g.B.data += first * p.B.batch;
     if (p.C.data != nullptr) g.C.data += first * p.C.batch;

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <sstream>
 
+#include "schedule.h"
+
 namespace sgemm::matmul {
 
 namespace {
@@ -20,6 +22,9 @@ constexpr double LATENCY = 1.0e-6;              // of memory
 constexpr double FILL = 1.2e-6;                 // a block's first tile and its last stores
 constexpr double WAVE = 0.3e-6;                 // a skinny kernel's blocks, that add up their sums
 constexpr double WARP_BYTES = 512;              // a chunk of each lane
+constexpr double RING_BEGIN = 3.0e-6;           // a ring kernel's first tiles of A and B
+constexpr double RING_END = 1.5e-6;             // what ends one of its tiles, beside the stores
+constexpr double PANELS = 2.5e-6;               // one more kernel, which copies operands
 constexpr double PER_K_TILE = 0.25e-6;          // that one K tile takes at least, however small
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -35,11 +40,12 @@ struct Layout {
   bool by_k;
   Access access;
   bool whole;  // no chunk reaches beyond the operand's end
+  bool boxed;  // the copy engine can copy its tiles
 };
 
 // x is an operand's other dimension than k.
 Layout layout_of(const Operand& o, int64_t stride_x, int64_t x, int64_t stride_k, int64_t k, int64_t batch) {
-  Layout found{by_k(stride_k, k, stride_x, x), Access::kStrided, false};
+  Layout found{by_k(stride_k, k, stride_x, x), Access::kStrided, false, false};
   const int64_t neighbours = found.by_k ? k : x, lines = found.by_k ? x : k;
   if ((found.by_k ? stride_k : stride_x) != 1 && neighbours != 1) return found;
   const int64_t line = found.by_k ? stride_x : stride_k;
@@ -47,6 +53,10 @@ Layout layout_of(const Operand& o, int64_t stride_x, int64_t x, int64_t stride_k
                        (batch == 1 || o.batch % 4 == 0);
   found.access = aligned ? Access::kVector : Access::kAdjacent;
   found.whole = neighbours % 4 == 0;
+  constexpr int64_t FARTHEST = int64_t{1} << 36;  // floats
+  const auto apart = [](int64_t stride, int64_t least) { return stride >= least && stride < FARTHEST; };
+  found.boxed =
+      aligned && (lines == 1 || apart(line, neighbours)) && (batch == 1 || o.batch == 0 || apart(o.batch, 1));
   return found;
 }
 
@@ -90,6 +100,37 @@ double tiled_seconds(const Problem& p, const Plan& plan, const Device& device) {
   };
   const double compute = waves * (together(tile.blocks) - FILL * 0.7) + together(left);
   return LAUNCH + std::max(compute, bytes_of(p) / BYTES) + reduction(p, plan.splits);
+}
+
+Schedule schedule_of(const Problem& p, const Plan& plan, const Device& device) {
+  const RingInfo& tile = RINGS[plan.tile];
+  return ring_schedule(tile.BM, tile.BN, tile.BK, p, plan.streamed, device.sms);
+}
+
+// An operand that is copied to a panel: its pitch, and all floats.
+int64_t panel_pitch(int64_t x) { return ceil_div(x, 4) * 4; }
+int64_t panel_floats(const Operand& o, int64_t x, int64_t k, int64_t batch) {
+  return panel_pitch(x) * k * (o.batch == 0 ? 1 : batch);
+}
+
+double ring_seconds(const Problem& p, const Plan& plan, const Device& device) {
+  const RingInfo& tile = RINGS[plan.tile];
+  const Schedule schedule = schedule_of(p, plan, device);
+  const double rate = FLOPS_PER_SM * tile.share;
+  const double k_tile = 2.0 * tile.BM * tile.BN * tile.BK / rate;
+  const double end = RING_END + 4.0 * tile.BM * tile.BN / (BYTES / device.sms);
+  double compute = RING_BEGIN + schedule.most_whole() * (end + schedule.k_tiles() * k_tile);
+  if (schedule.shared_tiles() > 0) {
+    const double bytes = 4.0 * tile.BM * tile.BN * (schedule.pieces() * 2 + schedule.shared_tiles());
+    const double work = double(schedule.shared_tiles()) * schedule.k_tiles() / schedule.blocks();
+    compute += std::ceil(work) * k_tile + (1 + double(schedule.shared_tiles()) / schedule.blocks()) * end +
+               REDUCTION + bytes / (2 * BYTES);
+  }
+  double copy = 0;
+  if (plan.a_panel) copy += 8.0 * panel_floats(p.A, p.M, p.K, p.batch) / BYTES;
+  if (plan.b_panel) copy += 8.0 * panel_floats(p.B, p.N, p.K, p.batch) / BYTES;
+  if (copy > 0) copy += PANELS;
+  return LAUNCH + copy + std::max(compute, bytes_of(p) / BYTES);
 }
 
 double skinny_seconds(const Problem& p, const Plan& plan, const Device& device) {
@@ -145,8 +186,40 @@ struct Asked {
   }
 };
 
+std::optional<Plan> ring_plan(const Asked& asked, int tile, bool streamed, const Device& device) {
+  const Problem& p = asked.problem;
+  const RingInfo& info = RINGS[tile];
+  const int64_t tiles = ceil_div(p.M, info.BM) * ceil_div(p.N, info.BN);
+  // Tiles and panels are counted in 31 bits.
+  if (!device.hopper || p.K == 0 ||
+      std::max(tiles, ceil_div(std::max(p.M, p.N), 64) * ceil_div(p.K, 64)) > INT32_MAX / 2 / p.batch)
+    return {};
+  if (info.a_by_k && !(asked.a.by_k && asked.a.boxed)) return {};
+  Plan plan{.method = Method::kRing,
+            .tile = tile,
+            .transposed = asked.transposed,
+            .a_by_k = asked.a.by_k,
+            .b_by_k = asked.b.by_k,
+            .access = Access::kVector,
+            .splits = 1,
+            .split_k = p.K,
+            .a_panel = !info.a_by_k && (asked.a.by_k || !asked.a.boxed),
+            .b_panel = asked.b.by_k || !asked.b.boxed,
+            .streamed = streamed};
+  const Schedule schedule = schedule_of(p, plan, device);
+  plan.blocks = schedule.blocks();
+  if (streamed && schedule.shared_tiles() == 0) return {};
+  plan.workspace = schedule.pieces() * info.BM * info.BN;
+  if (plan.a_panel) plan.workspace += panel_floats(p.A, p.M, p.K, p.batch);
+  if (plan.b_panel) plan.workspace += panel_floats(p.B, p.N, p.K, p.batch);
+  if (plan.workspace > device.max_workspace) return {};
+  plan.seconds = ring_seconds(p, plan, device);
+  return plan;
+}
+
 std::optional<Plan> plan_of(const Asked& asked, Method method, int tile, int parts, const Device& device) {
   const Problem& p = asked.problem;
+  if (method == Method::kRing) return ring_plan(asked, tile, parts > 1, device);
   const bool tiled = method == Method::kTiled;
   Access access = tiled ? std::max(asked.a.access, asked.b.access) : asked.b.access;
   // cp.async reads no more of a chunk than it is told to, but compute-sanitizer takes all of it as read.
@@ -174,6 +247,7 @@ constexpr int PARTS[] = {1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96
 template <typename F>
 void each_kernel(const F& f) {
   for (int tile = 0; tile < int(std::size(TILES)); ++tile) f(Method::kTiled, tile);
+  for (int tile = 0; tile < int(std::size(RINGS)); ++tile) f(Method::kRing, tile);
   f(Method::kDot, 0);
   f(Method::kAxpy, 0);
 }
@@ -182,6 +256,7 @@ void each_kernel(const F& f) {
 
 const char* kernel_name(const Plan& plan) {
   if (plan.method == Method::kTiled) return TILES[plan.tile].name;
+  if (plan.method == Method::kRing) return RINGS[plan.tile].name;
   return plan.method == Method::kDot ? "dot" : "axpy";
 }
 
@@ -194,6 +269,19 @@ std::string explain(const Plan& plan, const Problem& problem, const Device& devi
     text << blocks << " blocks for " << int64_t{device.sms} * tile.blocks << " places on " << device.sms
          << " multiprocessors";
     if (plan.splits > 1) text << ", K in " << plan.splits << " parts because there are few tiles";
+  } else if (plan.method == Method::kRing) {
+    const Schedule schedule = schedule_of(p, plan, device);
+    text << schedule.tiles() << " tiles for " << schedule.blocks() << " multiprocessors";
+    if (plan.streamed) text << ", which share K of the last " << schedule.shared_tiles();
+    if (plan.a_panel || plan.b_panel)
+      text << "; "
+           << (plan.a_panel && plan.b_panel ? "A and B are"
+               : plan.a_panel               ? "A is"
+                                            : "B is")
+           << " copied first, to lie along "
+           << (plan.a_panel && plan.b_panel ? "m and n"
+               : plan.a_panel               ? "m"
+                                            : "n");
   } else {
     text << p.M << (p.M == 1 ? " row" : " rows") << ": bound by reading "
          << percent(double(p.K) * p.N / (double(p.M) * p.K + double(p.K) * p.N + double(p.M) * p.N))
@@ -213,8 +301,9 @@ void each_candidate(const Asked& asked, const Device& device, const F& f) {
   each_kernel([&](Method method, int tile) {
     int64_t splits = 0;
     for (int parts : PARTS) {
+      if (method == Method::kRing && parts > 2) break;  // whole tiles, or shared ones
       const std::optional<Plan> plan = plan_of(asked, method, tile, parts, device);
-      if (!plan || plan->splits == splits) continue;
+      if (!plan || (plan->splits == splits && !plan->streamed)) continue;
       splits = plan->splits;
       f(*plan);
     }
@@ -222,13 +311,14 @@ void each_candidate(const Asked& asked, const Device& device, const F& f) {
 }
 
 // All that a plan depends on.
-using Key = std::array<int64_t, 8>;
+using Key = std::array<int64_t, 9>;
 
 Key key_of(const Asked& asked, const Device& device) {
   const Problem& p = asked.problem;
   const int layout = asked.transposed | asked.a.by_k << 1 | asked.b.by_k << 2 | int(asked.a.access) << 3 |
-                     int(asked.b.access) << 5;  // whether chunks are whole follows from the sizes
-  return {1, p.batch, p.M, p.N, p.K, layout, device.sms, device.max_workspace};
+                     int(asked.b.access) << 5 | asked.a.boxed << 7 |
+                     asked.b.boxed << 8;  // whether chunks are whole follows from the sizes
+  return {1, p.batch, p.M, p.N, p.K, layout, device.sms, device.max_workspace, device.hopper};
 }
 
 }  // namespace

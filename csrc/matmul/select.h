@@ -11,12 +11,14 @@ namespace sgemm::matmul {
 struct Device {
   int sms;                // streaming multiprocessors
   int64_t max_workspace;  // floats
+  bool hopper;            // compute capability 9.0: it runs kRing
 };
 
 // kTiled: a block tile of C from tiles of A and B in shared memory.
 // kDot:   few rows of C, each column a sum along adjacent k: as fast as B can be read.
 // kAxpy:  few rows of C, B's rows are adjacent along n: as fast as B can be read.
-enum class Method { kTiled, kDot, kAxpy };
+// kRing:  as kTiled, with persistent blocks whose producer warps keep a ring of tiles full.
+enum class Method { kTiled, kDot, kAxpy, kRing };
 
 // How operands' elements are moved. kVector: chunks of four neighbours, 16 aligned bytes. kAdjacent:
 // neighbours one by one. kStrided: one by one, any stride apart.
@@ -41,22 +43,41 @@ inline constexpr TileInfo TILES[] = {
     {"32x32", 32, 32, 16, 64, 10, Access::kAdjacent, 0.45},
 };
 
+// kRing's kernels, two for each block tile: for A with neighbours along m, and along k. B's are along n.
+// Other operands are copied to panels first. A block is alone on its multiprocessor, and takes tile after
+// tile.
+struct RingInfo {
+  const char* name;
+  int BM, BN, BK;
+  bool a_by_k;
+  double share;  // as TileInfo's
+};
+inline constexpr RingInfo RINGS[] = {
+    {"ring256x128", 256, 128, 32, false, 0.885}, {"ring256x128k", 256, 128, 32, true, 0.845},
+    {"ring128x128", 128, 128, 32, false, 0.87},  {"ring128x128k", 128, 128, 32, true, 0.84},
+    {"ring128x64", 128, 64, 32, false, 0.86},    {"ring128x64k", 128, 64, 32, true, 0.82},
+    {"ring64x64", 64, 64, 32, false, 0.82},      {"ring64x64k", 64, 64, 32, true, 0.78},
+};
+
 // Rows of C that the skinny kernels take at most.
 inline constexpr int MAX_SKINNY = 8;
 inline constexpr int SKINNY_WARPS = 8;  // of their blocks
 
 struct Plan {
   Method method;
-  int tile;              // of TILES, for kTiled
-  bool transposed;       // computes out^T = B^T @ A^T
-  bool a_by_k, b_by_k;   // what an operand's chunks of four run along: k, or m (A) and n (B)
-  Access access;         // of both operands; for a skinny kernel, of B
-  bool a_vector;         // for a skinny kernel: whether A's chunks along k are 16 aligned bytes
-  int columns, sharing;  // for kDot: of a warp; warps that share them, and take turns along k
-  int splits;            // parts of K, each computed apart, then added up in order
-  int64_t split_k;       // the length of a part, but for the last
-  int64_t workspace;     // floats: the parts' results, if there are more than one
-  double seconds;        // as predicted
+  int tile;               // of TILES for kTiled, of RINGS for kRing
+  bool transposed;        // computes out^T = B^T @ A^T
+  bool a_by_k, b_by_k;    // what an operand's chunks of four run along: k, or m (A) and n (B)
+  Access access;          // of both operands; for a skinny kernel, of B
+  bool a_vector;          // for a skinny kernel: whether A's chunks along k are 16 aligned bytes
+  int columns, sharing;   // for kDot: of a warp; warps that share them, and take turns along k
+  int splits;             // parts of K, each computed apart, then added up in order
+  int64_t split_k;        // the length of a part, but for the last
+  bool a_panel, b_panel;  // for kRing: the operand is copied first, to where it lies along m (A) or n (B)
+  int blocks;             // for kRing: one a multiprocessor, as far as there is work
+  bool streamed;          // for kRing: blocks share the K of the last tiles out among them all
+  int64_t workspace;      // floats: the results of the parts, or of the tiles that are shared
+  double seconds;         // as predicted
 };
 
 // "64x128", "dot": the plan's kernel.

@@ -1,0 +1,11 @@
+#include "ring.cuh"
+#include "rings.h"
+
+namespace sgemm::matmul {
+
+cudaError_t ring_128x64(const Arguments& g, const Plan& plan, int64_t batch, float* pieces,
+                        cudaStream_t stream) {
+  return launch_ring<RingTile<128, 64, 8>>(g, plan, batch, pieces, stream);
+}
+
+}  // namespace sgemm::matmul
