@@ -1,7 +1,10 @@
 // The product ops: mm, addmm, bmm, baddbmm and linear on CUDA tensors. Their names, their arguments and the
 // words of their errors are torch's. On the CPU, torch_sgemm/products.py calls aten.
 #include <array>
+#include <cmath>
 #include <mutex>
+#include <sstream>
+#include <utility>
 #include <vector>
 
 #include "matmul/select.h"
@@ -429,7 +432,8 @@ extern "C" __attribute__((visibility("default"))) const char* torch_sgemm_plans(
   const sgemm::matmul::Plan best = sgemm::matmul::select(p, device);
   std::ostringstream text;
   const auto add = [&](const sgemm::matmul::Plan& plan) {
-    text << "{\"kernel\": \"" << sgemm::matmul::kernel_name(plan) << "\", \"parts\": " << (plan.streamed ? 2 : plan.splits)
+    text << "{\"kernel\": \"" << sgemm::matmul::kernel_name(plan)
+         << "\", \"parts\": " << (plan.streamed ? 2 : plan.splits)
          << ", \"streamed\": " << (plan.streamed ? "true" : "false")
          << ", \"transposed\": " << (plan.transposed ? "true" : "false")
          << ", \"vector\": " << (plan.access == sgemm::matmul::Access::kVector ? "true" : "false")
@@ -447,6 +451,13 @@ extern "C" __attribute__((visibility("default"))) const char* torch_sgemm_plans(
   static thread_local std::string kept;
   kept = text.str();
   return kept.c_str();
+}
+
+// For benchmarks/fit_select.py: a constant of the prediction is `value` from now on. Its value until then, or NaN
+// if it has none of that name.
+extern "C" __attribute__((visibility("default"))) double torch_sgemm_model(const char* name, double value) {
+  double* constant = sgemm::matmul::model_constant(name);
+  return constant == nullptr ? std::nan("") : std::exchange(*constant, value);
 }
 
 // ---- registration -----------------------------------------------------------------------------------------

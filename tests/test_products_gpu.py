@@ -145,7 +145,7 @@ def test_offsets_beyond_32_bits_in_every_kernel(far):
 
 
 @pytest.mark.parametrize("long", ["M", "N"])
-@pytest.mark.parametrize("tile", [*TILES, *RINGS])
+@pytest.mark.parametrize("tile", [k for k in (*TILES, *RINGS) if k[-1] != "k"])
 def test_more_tiles_than_a_grid_is_high(tile, long):
     """B40: 65,535 blocks are the most along y and z."""
     BM, BN = KERNELS[tile]

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <sstream>
+#include <utility>
 
 #include "schedule.h"
 
@@ -13,19 +14,30 @@ namespace sgemm::matmul {
 namespace {
 
 // What the model knows of a device. Measured on an H200; only ratios matter for the choice.
-constexpr double FLOPS_PER_SM = 65.1e12 / 132;  // the multiply-adds' peak
-constexpr double BYTES = 3.9e12;                // of memory, a second
-constexpr double LAUNCH = 1.5e-6;               // a kernel that does nothing
-constexpr double REDUCTION = 2.5e-6;            // one more kernel, which adds parts up
-constexpr double PER_PART = 0.02e-6;            // that each part takes there
-constexpr double LATENCY = 1.0e-6;              // of memory
-constexpr double FILL = 1.2e-6;                 // a block's first tile and its last stores
-constexpr double WAVE = 0.3e-6;                 // a skinny kernel's blocks, that add up their sums
-constexpr double WARP_BYTES = 512;              // a chunk of each lane
-constexpr double RING_BEGIN = 3.0e-6;           // a ring kernel's first tiles of A and B
-constexpr double RING_END = 1.5e-6;             // what ends one of its tiles, beside the stores
-constexpr double PANELS = 2.5e-6;               // one more kernel, which copies operands
-constexpr double PER_K_TILE = 0.25e-6;          // that one K tile takes at least, however small
+constexpr double WARP_BYTES = 512;  // a chunk of each lane
+
+struct Model {
+  double flops_per_sm = 65.1e12 / 132;  // the multiply-adds' peak
+  double bytes = 3.9e12;                // of memory, a second
+  double launch = 1.5e-6;               // a kernel that does nothing
+  double reduction = 2.5e-6;            // one more kernel, which adds parts up
+  double per_part = 0.02e-6;            // that each part takes there
+  double latency = 1.0e-6;              // of memory
+  double fill = 1.2e-6;                 // a block's first tile and its last stores
+  double wave = 0.3e-6;                 // a skinny kernel's blocks, that add up their sums
+  double ring_begin = 3.0e-6;           // a ring kernel's first tiles of A and B
+  double ring_end = 1.5e-6;             // what ends one of its tiles, beside the stores
+  double panels = 2.5e-6;               // one more kernel, which copies operands
+  double per_k_tile = 0.25e-6;          // that one K tile takes at least, however small
+  double exchanged_store = 3;           // how much longer a ring kernel stores down columns
+  double tiles[std::size(TILES)], rings[std::size(RINGS)];  // shares, see TileInfo
+
+  Model() {
+    for (size_t i = 0; i < std::size(TILES); ++i) tiles[i] = TILES[i].share;
+    for (size_t i = 0; i < std::size(RINGS); ++i) rings[i] = RINGS[i].share;
+  }
+};
+Model model;  // benchmarks/fit_select.py fits it; nobody else writes to it
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -68,7 +80,7 @@ double bytes_of(const Problem& p) {
 double reduction(const Problem& p, int splits) {
   if (splits == 1) return 0;
   const double bytes = 4.0 * p.batch * p.M * p.N * (splits + 1);
-  return REDUCTION + splits * PER_PART + 2 * bytes / BYTES;
+  return model.reduction + splits * model.per_part + 2 * bytes / model.bytes;
 }
 
 // A part of K is a whole number of the tile's BK; the number of parts follows.
@@ -86,20 +98,22 @@ double tiled_seconds(const Problem& p, const Plan& plan, const Device& device) {
   const double blocks =
       double(ceil_div(p.M, tile.BM)) * ceil_div(p.N, tile.BN) * p.batch * double(plan.splits);
   const double k_tiles = std::max<double>(1, ceil_div(std::min<int64_t>(plan.split_k, p.K), tile.BK));
-  const double rate = FLOPS_PER_SM * tile.share * (plan.access == Access::kVector ? 1 : 0.75);
+  const double rate =
+      model.flops_per_sm * model.tiles[plan.tile] * (plan.access == Access::kVector ? 1 : 0.75);
   const double flop = 2.0 * tile.BM * tile.BN * tile.BK * k_tiles;  // of one block
   const double slots = double(device.sms) * tile.blocks;
   const double waves = std::floor(blocks / slots);
   const double left = std::ceil((blocks - waves * slots) / device.sms);  // blocks beside each other, at last
-  const double floor = FILL + k_tiles * PER_K_TILE;
+  const double floor = model.fill + k_tiles * model.per_k_tile;
   // What blocks store nobody computes beside, but other blocks of the multiprocessor.
-  const double store = 4.0 * tile.BM * tile.BN / (BYTES / device.sms) / tile.blocks;
+  const double store = 4.0 * tile.BM * tile.BN / (model.bytes / device.sms) / tile.blocks;
   const auto together = [&](double n) {
     const double warps = n * tile.threads / 32, full = tile.blocks * tile.threads / 32.0;
-    return n == 0 ? 0.0 : std::max(floor, FILL + n * (flop / (rate * busy(warps) / busy(full)) + store));
+    return n == 0 ? 0.0
+                  : std::max(floor, model.fill + n * (flop / (rate * busy(warps) / busy(full)) + store));
   };
-  const double compute = waves * (together(tile.blocks) - FILL * 0.7) + together(left);
-  return LAUNCH + std::max(compute, bytes_of(p) / BYTES) + reduction(p, plan.splits);
+  const double compute = waves * (together(tile.blocks) - model.fill * 0.7) + together(left);
+  return model.launch + std::max(compute, bytes_of(p) / model.bytes) + reduction(p, plan.splits);
 }
 
 Schedule schedule_of(const Problem& p, const Plan& plan, const Device& device) {
@@ -116,21 +130,22 @@ int64_t panel_floats(const Operand& o, int64_t x, int64_t k, int64_t batch) {
 double ring_seconds(const Problem& p, const Plan& plan, const Device& device) {
   const RingInfo& tile = RINGS[plan.tile];
   const Schedule schedule = schedule_of(p, plan, device);
-  const double rate = FLOPS_PER_SM * tile.share;
+  const double rate = model.flops_per_sm * model.rings[plan.tile];
   const double k_tile = 2.0 * tile.BM * tile.BN * tile.BK / rate;
-  const double end = RING_END + 4.0 * tile.BM * tile.BN / (BYTES / device.sms);
-  double compute = RING_BEGIN + schedule.most_whole() * (end + schedule.k_tiles() * k_tile);
+  const double store = plan.exchanged ? model.exchanged_store : 1;
+  const double end = model.ring_end + store * 4.0 * tile.BM * tile.BN / (model.bytes / device.sms);
+  double compute = model.ring_begin + schedule.most_whole() * (end + schedule.k_tiles() * k_tile);
   if (schedule.shared_tiles() > 0) {
     const double bytes = 4.0 * tile.BM * tile.BN * (schedule.pieces() * 2 + schedule.shared_tiles());
     const double work = double(schedule.shared_tiles()) * schedule.k_tiles() / schedule.blocks();
     compute += std::ceil(work) * k_tile + (1 + double(schedule.shared_tiles()) / schedule.blocks()) * end +
-               REDUCTION + bytes / (2 * BYTES);
+               model.reduction + bytes / (2 * model.bytes);
   }
   double copy = 0;
-  if (plan.a_panel) copy += 8.0 * panel_floats(p.A, p.M, p.K, p.batch) / BYTES;
-  if (plan.b_panel) copy += 8.0 * panel_floats(p.B, p.N, p.K, p.batch) / BYTES;
-  if (copy > 0) copy += PANELS;
-  return LAUNCH + copy + std::max(compute, bytes_of(p) / BYTES);
+  if (plan.a_panel) copy += 8.0 * panel_floats(p.A, p.M, p.K, p.batch) / model.bytes;
+  if (plan.b_panel) copy += 8.0 * panel_floats(p.B, p.N, p.K, p.batch) / model.bytes;
+  if (copy > 0) copy += model.panels;
+  return model.launch + copy + std::max(compute, bytes_of(p) / model.bytes);
 }
 
 double skinny_seconds(const Problem& p, const Plan& plan, const Device& device) {
@@ -143,12 +158,12 @@ double skinny_seconds(const Problem& p, const Plan& plan, const Device& device) 
   const double in_flight = std::min(warps, 16.0 * device.sms) * chunks * WARP_BYTES;
   // Warps that each go along k by themselves drift apart: A has to stay in the first cache.
   const bool cached = !dot || p.M < 4 || plan.sharing > 1 || 4.0 * p.M * plan.split_k <= 60e3;
-  const double rate =
-      std::min(BYTES * (cached ? 1 : 0.7), in_flight / LATENCY) * (plan.access == Access::kVector ? 1 : 0.5);
-  const double compute = 2.0 * p.batch * p.M * p.N * p.K / (0.4 * FLOPS_PER_SM * device.sms);
+  const double rate = std::min(model.bytes * (cached ? 1 : 0.7), in_flight / model.latency) *
+                      (plan.access == Access::kVector ? 1 : 0.5);
+  const double compute = 2.0 * p.batch * p.M * p.N * p.K / (0.4 * model.flops_per_sm * device.sms);
   const double waves = std::ceil(warps / (24.0 * device.sms));  // of blocks that begin and end
-  return LAUNCH + FILL + (waves - 1) * WAVE * double(2 + p.M) + std::max(bytes_of(p) / rate, compute) +
-         reduction(p, plan.splits);
+  return model.launch + model.fill + (waves - 1) * model.wave * double(2 + p.M) +
+         std::max(bytes_of(p) / rate, compute) + reduction(p, plan.splits);
 }
 
 // How kDot's warps share the columns: several columns a warp read the same elements of A once, but few
@@ -184,9 +199,18 @@ struct Asked {
     a = layout_of(q.A, q.A.row, q.M, q.A.col, q.K, q.batch);
     b = layout_of(q.B, q.B.col, q.N, q.B.row, q.K, q.batch);
   }
+
+  Asked exchanged() const {
+    Asked other = *this;
+    other.problem = problem.transposed();
+    other.transposed = !transposed;
+    std::swap(other.a, other.b);
+    return other;
+  }
 };
 
-std::optional<Plan> ring_plan(const Asked& asked, int tile, bool streamed, const Device& device) {
+std::optional<Plan> ring_plan(const Asked& asked, int tile, bool streamed, bool exchanged,
+                              const Device& device) {
   const Problem& p = asked.problem;
   const RingInfo& info = RINGS[tile];
   const int64_t tiles = ceil_div(p.M, info.BM) * ceil_div(p.N, info.BN);
@@ -203,6 +227,7 @@ std::optional<Plan> ring_plan(const Asked& asked, int tile, bool streamed, const
             .access = Access::kVector,
             .splits = 1,
             .split_k = p.K,
+            .exchanged = exchanged,
             .a_panel = !info.a_by_k && (asked.a.by_k || !asked.a.boxed),
             .b_panel = asked.b.by_k || !asked.b.boxed,
             .streamed = streamed};
@@ -219,7 +244,11 @@ std::optional<Plan> ring_plan(const Asked& asked, int tile, bool streamed, const
 
 std::optional<Plan> plan_of(const Asked& asked, Method method, int tile, int parts, const Device& device) {
   const Problem& p = asked.problem;
-  if (method == Method::kRing) return ring_plan(asked, tile, parts > 1, device);
+  if (method == Method::kRing) {
+    constexpr int COUNT = std::size(RINGS);
+    return tile < COUNT ? ring_plan(asked, tile, parts > 1, false, device)
+                        : ring_plan(asked.exchanged(), tile - COUNT, parts > 1, true, device);
+  }
   const bool tiled = method == Method::kTiled;
   Access access = tiled ? std::max(asked.a.access, asked.b.access) : asked.b.access;
   // cp.async reads no more of a chunk than it is told to, but compute-sanitizer takes all of it as read.
@@ -247,16 +276,41 @@ constexpr int PARTS[] = {1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96
 template <typename F>
 void each_kernel(const F& f) {
   for (int tile = 0; tile < int(std::size(TILES)); ++tile) f(Method::kTiled, tile);
-  for (int tile = 0; tile < int(std::size(RINGS)); ++tile) f(Method::kRing, tile);
+  for (int tile = 0; tile < 2 * int(std::size(RINGS)); ++tile) f(Method::kRing, tile);  // and exchanged
   f(Method::kDot, 0);
   f(Method::kAxpy, 0);
 }
 
 }  // namespace
 
-const char* kernel_name(const Plan& plan) {
+double* model_constant(const std::string& name) {
+  const std::pair<const char*, double*> known[] = {
+      {"flops_per_sm", &model.flops_per_sm},
+      {"bytes", &model.bytes},
+      {"launch", &model.launch},
+      {"reduction", &model.reduction},
+      {"per_part", &model.per_part},
+      {"latency", &model.latency},
+      {"fill", &model.fill},
+      {"wave", &model.wave},
+      {"ring_begin", &model.ring_begin},
+      {"ring_end", &model.ring_end},
+      {"panels", &model.panels},
+      {"per_k_tile", &model.per_k_tile},
+      {"exchanged_store", &model.exchanged_store},
+  };
+  for (const auto& [known_name, value] : known)
+    if (name == known_name) return value;
+  for (size_t i = 0; i < std::size(TILES); ++i)
+    if (name == TILES[i].name) return &model.tiles[i];
+  for (size_t i = 0; i < std::size(RINGS); ++i)
+    if (name == RINGS[i].name) return &model.rings[i];
+  return nullptr;
+}
+
+std::string kernel_name(const Plan& plan) {
   if (plan.method == Method::kTiled) return TILES[plan.tile].name;
-  if (plan.method == Method::kRing) return RINGS[plan.tile].name;
+  if (plan.method == Method::kRing) return std::string(RINGS[plan.tile].name) + (plan.exchanged ? "t" : "");
   return plan.method == Method::kDot ? "dot" : "axpy";
 }
 

@@ -73,6 +73,7 @@ struct Plan {
   int columns, sharing;   // for kDot: of a warp; warps that share them, and take turns along k
   int splits;             // parts of K, each computed apart, then added up in order
   int64_t split_k;        // the length of a part, but for the last
+  bool exchanged;         // for kRing: rows and columns are exchanged although out does not ask for it
   bool a_panel, b_panel;  // for kRing: the operand is copied first, to where it lies along m (A) or n (B)
   int blocks;             // for kRing: one a multiprocessor, as far as there is work
   bool streamed;          // for kRing: blocks share the K of the last tiles out among them all
@@ -80,8 +81,11 @@ struct Plan {
   double seconds;         // as predicted
 };
 
-// "64x128", "dot": the plan's kernel.
-const char* kernel_name(const Plan& plan);
+// "64x128", "dot", "ring128x64k": the plan's kernel; with a "t" where it is of the exchanged problem.
+std::string kernel_name(const Plan& plan);
+
+// A constant of the prediction by its name, to be fitted; null if there is none.
+double* model_constant(const std::string& name);
 
 // Why a problem has this plan, in words.
 std::string explain(const Plan& plan, const Problem& problem, const Device& device);
