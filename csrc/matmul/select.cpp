@@ -13,7 +13,8 @@ namespace sgemm::matmul {
 
 namespace {
 
-// What the model knows of a device. Measured on an H200; only ratios matter for the choice.
+// What the model knows of a device: an H200, fitted by benchmarks/fit_select.py. Only ratios matter for the
+// choice.
 constexpr double WARP_BYTES = 512;  // a chunk of each lane
 
 struct Model {
@@ -24,10 +25,10 @@ struct Model {
   double per_part = 0.02e-6;            // that each part takes there
   double latency = 1.0e-6;              // of memory
   double fill = 1.2e-6;                 // a block's first tile and its last stores
-  double wave = 0.3e-6;                 // a skinny kernel's blocks, that add up their sums
-  double ring_begin = 3.0e-6;           // a ring kernel's first tiles of A and B
-  double ring_end = 1.5e-6;             // what ends one of its tiles, beside the stores
-  double panels = 2.5e-6;               // one more kernel, which copies operands
+  double wave = 0.42e-6;                // a skinny kernel's blocks, that add up their sums
+  double ring_begin = 9.9e-6;           // a ring kernel's first tiles of A and B
+  double ring_end = 1.05e-6;            // what ends one of its tiles, beside the stores
+  double panels = 1.25e-6;              // one more kernel, which copies operands
   double per_k_tile = 0.25e-6;          // that one K tile takes at least, however small
   double exchanged_store = 3;           // how much longer a ring kernel stores down columns
   double tiles[std::size(TILES)], rings[std::size(RINGS)];  // shares, see TileInfo

@@ -37,10 +37,10 @@ struct TileInfo {
 inline constexpr TileInfo TILES[] = {
     {"128x256", 128, 256, 16, 256, 1, Access::kVector, 0.78},
     {"64x128", 64, 128, 16, 128, 3, Access::kAdjacent, 0.72},
-    {"64x64", 64, 64, 16, 128, 5, Access::kStrided, 0.58},
+    {"64x64", 64, 64, 16, 128, 5, Access::kStrided, 0.64},
     {"32x128", 32, 128, 16, 128, 5, Access::kAdjacent, 0.55},
     {"128x32", 128, 32, 16, 128, 5, Access::kAdjacent, 0.55},
-    {"32x32", 32, 32, 16, 64, 10, Access::kAdjacent, 0.45},
+    {"32x32", 32, 32, 16, 64, 10, Access::kAdjacent, 0.46},
 };
 
 // kRing's kernels, two for each block tile: for A with neighbours along m, and along k. B's are along n.
@@ -55,8 +55,8 @@ struct RingInfo {
 inline constexpr RingInfo RINGS[] = {
     {"ring256x128", 256, 128, 32, false, 0.885}, {"ring256x128k", 256, 128, 32, true, 0.845},
     {"ring128x128", 128, 128, 32, false, 0.87},  {"ring128x128k", 128, 128, 32, true, 0.84},
-    {"ring128x64", 128, 64, 32, false, 0.86},    {"ring128x64k", 128, 64, 32, true, 0.82},
-    {"ring64x64", 64, 64, 32, false, 0.82},      {"ring64x64k", 64, 64, 32, true, 0.78},
+    {"ring128x64", 128, 64, 32, false, 0.845},   {"ring128x64k", 128, 64, 32, true, 0.787},
+    {"ring64x64", 64, 64, 32, false, 0.795},     {"ring64x64k", 64, 64, 32, true, 0.752},
 };
 
 // Rows of C that the skinny kernels take at most.
