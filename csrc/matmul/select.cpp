@@ -30,7 +30,7 @@ struct Model {
   double ring_end = 1.05e-6;            // what ends one of its tiles, beside the stores
   double panels = 1.25e-6;              // one more kernel, which copies operands
   double per_k_tile = 0.25e-6;          // that one K tile takes at least, however small
-  double exchanged_store = 3;           // how much longer a ring kernel stores down columns
+  double exchanged_store = 2;           // how much longer a ring kernel stores down columns
   double tiles[std::size(TILES)], rings[std::size(RINGS)];  // shares, see TileInfo
 
   Model() {

@@ -35,7 +35,7 @@ struct TileInfo {
 
 // In the order of their kernels. The first is the fastest where there is enough to do.
 inline constexpr TileInfo TILES[] = {
-    {"128x256", 128, 256, 16, 256, 1, Access::kVector, 0.78},
+    {"128x256", 128, 256, 16, 256, 1, Access::kVector, 0.70},
     {"64x128", 64, 128, 16, 128, 3, Access::kAdjacent, 0.72},
     {"64x64", 64, 64, 16, 128, 5, Access::kStrided, 0.64},
     {"32x128", 32, 128, 16, 128, 5, Access::kAdjacent, 0.55},
@@ -53,7 +53,7 @@ struct RingInfo {
   double share;  // as TileInfo's
 };
 inline constexpr RingInfo RINGS[] = {
-    {"ring256x128", 256, 128, 32, false, 0.885}, {"ring256x128k", 256, 128, 32, true, 0.845},
+    {"ring256x128", 256, 128, 32, false, 0.885}, {"ring256x128k", 256, 128, 32, true, 0.86},
     {"ring128x128", 128, 128, 32, false, 0.87},  {"ring128x128k", 128, 128, 32, true, 0.84},
     {"ring128x64", 128, 64, 32, false, 0.845},   {"ring128x64k", 128, 64, 32, true, 0.787},
     {"ring64x64", 64, 64, 32, false, 0.795},     {"ring64x64k", 64, 64, 32, true, 0.752},
