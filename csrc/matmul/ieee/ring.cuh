@@ -1,7 +1,6 @@
-// The large kernel, for compute capability 9.0: stage 12's, grown to every size and epilogue, batches,
-// smaller tiles and stream-K. A producer fills a ring of tiles of A and B in shared memory; eight consumer
-// warps do nothing but multiply and add. B's neighbours are along n; what lies otherwise is copied to panels
-// first.
+// The large kernel, for compute capability 9.0. A producer fills a ring of tiles of A and B in shared memory;
+// eight consumer warps do nothing but multiply and add. B's neighbours are along n; what lies otherwise is
+// copied to panels first.
 #pragma once
 #include "../../hopper.cuh"
 #include "../kernel.cuh"
@@ -47,6 +46,7 @@ template <int X>
 __device__ __forceinline__ constexpr int by_x_index(int x, int k) {
   return k * X + x;
 }
+
 // ---- which tile -------------------------------------------------------------------------------------------
 
 struct Place {
@@ -76,7 +76,8 @@ __device__ __forceinline__ void load4(float (&to)[4], uint32_t shared) {
 // A row's sums: += a * b. An FFMA reads three registers, of two banks, the even and the odd ones; its first
 // two operands can be kept from the FFMA before. So a row goes on in the column, and with the b, that the
 // last one ended in; and where it turns, the sum has to lie in the other bank than the new a: by k, that
-// depends on k. ptxas follows the source's order, and test_build.py counts what it makes of it.
+// depends on k. At -O1 (see setup.py), ptxas keeps the source's order; test_register_banks.py counts what it
+// makes of it.
 template <bool A_BY_K>
 __device__ __forceinline__ void add_row(float (&acc)[8], float a, const float (&b)[2][4], int row, int k) {
   constexpr int EVEN_ENDS[] = {0, 1, 3, 5, 7, 2, 4, 6}, ODD_ENDS[] = {1, 0, 2, 4, 6, 3, 5, 7};
