@@ -1,7 +1,7 @@
 """Which kernel is fastest, measured; and select's constants, fitted to that.
 
-    python benchmarks/fit_select.py --save    times candidates, writes candidates.csv to the results
-    python benchmarks/fit_select.py --fit     the constants that lose least by candidates.csv
+    python benchmarks/fit_select.py --save    times candidates, writes suites/candidates.csv
+    python benchmarks/fit_select.py --fit     the constants that lose least by that file
 
 A candidate is a kernel and the parts of K that it takes. At the shapes of suites/shapes.json and
 at random ones (log-uniform sizes) the MOST kernels that are predicted to be fastest are timed by
@@ -32,7 +32,7 @@ from tqdm import tqdm
 import torch_sgemm
 from torch_sgemm import _library
 
-FILE = "candidates.csv"
+FILE = Path(__file__).with_name("suites") / "candidates.csv"  # of an H200: to fit to, no result
 MOST = 10  # candidates of a shape
 LARGEST = 2**39  # multiply-adds
 RANDOM = 100  # shapes
@@ -218,9 +218,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--save", action="store_true", help="write the results folder's file")
+    parser.add_argument("--save", action="store_true", help="write suites/candidates.csv")
     parser.add_argument("--fit", action="store_true", help="fit to the file instead of measuring")
-    parser.add_argument("--file", type=Path, help="the file to fit to (default: the results')")
+    parser.add_argument("--file", type=Path, default=FILE, help="to fit to")
     parser.add_argument("--seed", type=int, default=1, help="of the random shapes (default 1)")
     parser.add_argument("--seconds", type=float, default=math.inf, help="measure no longer")
     parser.add_argument("--count", type=int, default=RANDOM, help="of them (default %(default)s)")
@@ -235,8 +235,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
     if args.fit:
-        file = args.file or Path(__file__).parent / "results" / "nvidia-h200" / FILE
-        shapes = by_shape(report.read_csv(file))
+        shapes = by_shape(report.read_csv(args.file))
         print(text(shapes))
         values = fit(of_set(shapes, "fitted"), lambda line: print(line, file=sys.stderr))
         print(text(shapes))
@@ -255,8 +254,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows += measure(shape, "cuda", SAMPLES)
     print(text(by_shape(rows)))
     if args.save:
-        folder = report.results_folder("cuda")
-        report.save(folder, FILE, rows, report.environment("cuda"))
+        report.write_csv(FILE, rows)
 
 
 if __name__ == "__main__":

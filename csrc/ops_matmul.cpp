@@ -453,8 +453,8 @@ extern "C" __attribute__((visibility("default"))) const char* torch_sgemm_plans(
   return kept.c_str();
 }
 
-// For benchmarks/fit_select.py: a constant of the prediction is `value` from now on. Its value until then, or NaN
-// if it has none of that name.
+// For benchmarks/fit_select.py: a constant of the prediction is `value` from now on. Its value until then, or
+// NaN if it has none of that name.
 extern "C" __attribute__((visibility("default"))) double torch_sgemm_model(const char* name, double value) {
   double* constant = sgemm::matmul::model_constant(name);
   return constant == nullptr ? std::nan("") : std::exchange(*constant, value);
